@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a request's tokens are drawn, and when it stops. Checked at construction.
+
+Checks that need the model (vocabulary, context length, bounds of the server) are the input
+processor's; everything that can be judged without a model is judged here.
+"""
+
+import math
+from enum import IntEnum
+from typing import Annotated, Any
+
+import msgspec
+
+from vllm.exceptions import VLLMValidationError
+
+SAMPLING_EPS = 1e-5
+MAX_N = 64
+MAX_STOP_STRINGS = 64
+MAX_STOP_CHARS = 4_096
+MAX_BAD_WORDS = 1_024
+MAX_SEED = 2**63 - 1
+
+
+class RequestOutputKind(IntEnum):
+    """What each `RequestOutput` carries."""
+
+    CUMULATIVE = 0  # everything so far, each time
+    DELTA = 1  # what is new since the last one
+    FINAL_ONLY = 2  # one output, at the end
+
+
+class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
+    """A grammar that the output must match: exactly one of the five kinds.
+
+    Attributes:
+        json: a JSON schema, as text or as an object.
+        regex: a regular expression the whole output matches.
+        choice: texts, one of which is the output.
+        grammar: a grammar in Lark or GBNF form.
+        json_object: any JSON object.
+        disable_any_whitespace: allow no white space between JSON tokens.
+        whitespace_pattern: a regular expression for white space between JSON tokens.
+    """
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+    whitespace_pattern: str | None = None
+
+    def __post_init__(self) -> None:
+        kinds = [k for k in ("json", "regex", "choice", "grammar") if getattr(self, k) is not None]
+        if self.json_object:
+            kinds.append("json_object")
+        if len(kinds) != 1:
+            raise VLLMValidationError(
+                f"structured_outputs names {kinds or 'no kind'}; give exactly one of json, regex, "
+                "choice, grammar, json_object",
+                parameter="structured_outputs",
+            )
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=True):
+    """Sampling fields of one request, with upstream's names and defaults.
+
+    Attributes:
+        n: outputs to draw for the prompt.
+        presence_penalty: subtracted once from every token already in the output; [-2, 2].
+        frequency_penalty: subtracted once per occurrence in the output; [-2, 2].
+        repetition_penalty: divides positive and multiplies negative logits of every token in
+            prompt or output; above 0, 1 is off.
+        temperature: divides logits; below 1e-5 is greedy.
+        top_p: keep the smallest set of tokens with at least this probability; (0, 1].
+        top_k: keep this many tokens; 0 or -1 keeps all.
+        min_p: drop tokens below this share of the likeliest one's probability; [0, 1].
+        seed: makes the draw reproducible, whatever else is in the batch.
+        stop: texts that end generation.
+        stop_token_ids: token ids that end generation.
+        ignore_eos: go on past the end-of-sequence token.
+        max_tokens: most tokens to generate; None fills the context.
+        min_tokens: no end before this many tokens.
+        logprobs: how many top logprobs to return per output token; -1 is the vocabulary.
+        prompt_logprobs: the same per prompt token.
+        detokenize: return text besides token ids.
+        skip_special_tokens: leave special tokens out of the text.
+        spaces_between_special_tokens: upstream's field; True only, see `__post_init__`.
+        include_stop_str_in_output: keep the stop text (or token) in the output.
+        output_kind: what each output carries.
+        structured_outputs: a grammar the output must match.
+        logit_bias: added to logits by token id; each in [-100, 100].
+        allowed_token_ids: the only ids that may be drawn.
+        bad_words: texts that may not appear.
+        skip_reading_prefix_cache: compute the whole prompt even where its prefix is cached.
+        extra_args: not supported; refused when given.
+        thinking_token_budget: not supported; refused when given.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    structured_outputs: StructuredOutputsParams | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    skip_reading_prefix_cache: bool | None = None
+    extra_args: dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
+
+    # Filled by the input processor from the tokenizer and the model; never by a client.
+    eos_token_ids: Annotated[list[int], "resolved"] = msgspec.field(default_factory=list)
+    bad_words_token_ids: Annotated[list[list[int]], "resolved"] = msgspec.field(
+        default_factory=list
+    )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            self.stop = [self.stop]
+        self.stop = list(self.stop or [])
+        self.stop_token_ids = list(self.stop_token_ids or [])
+        self.bad_words = list(self.bad_words or [])
+        if self.top_k == -1:
+            self.top_k = 0
+        if self.seed == -1:
+            self.seed = None
+        if self.logprobs is True:
+            self.logprobs = 1
+        if self.prompt_logprobs is True:
+            self.prompt_logprobs = 1
+        self._check_numbers()
+        self._check_collections()
+        self._check_unsupported()
+        if self.is_greedy:
+            self.temperature, self.top_p, self.top_k, self.min_p = 0.0, 1.0, 0, 0.0
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken rather than drawn."""
+        return self.temperature < SAMPLING_EPS
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """`stop` as the list it was normalised to."""
+        assert isinstance(self.stop, list)
+        return self.stop
+
+    @property
+    def all_stop_token_ids(self) -> set[int]:
+        """Ids that end generation: the request's own and, unless ignored, the model's."""
+        ids = set(self.stop_token_ids or ())
+        return ids if self.ignore_eos else ids | set(self.eos_token_ids)
+
+    def clone(self) -> "SamplingParams":
+        """A copy that shares no mutable field."""
+        return msgspec.convert(msgspec.to_builtins(self, str_keys=False), SamplingParams)
+
+    def _check_numbers(self) -> None:
+        _integer("n", self.n, 1, MAX_N)
+        _real("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _real("repetition_penalty", self.repetition_penalty, 0.0, 1e6, open_low=True)
+        _real("temperature", self.temperature, 0.0, 1e6)
+        _real("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _real("min_p", self.min_p, 0.0, 1.0)
+        _integer("top_k", self.top_k, 0, None, hint="0 or -1 keeps every token")
+        _integer("seed", self.seed, -MAX_SEED - 1, MAX_SEED)
+        _integer("max_tokens", self.max_tokens, 1, None)
+        _integer("min_tokens", self.min_tokens, 0, None)
+        _integer("logprobs", self.logprobs, -1, None, hint="-1 is the whole vocabulary")
+        _integer("prompt_logprobs", self.prompt_logprobs, -1, None)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            _refuse("min_tokens", self.min_tokens, f"at most max_tokens={self.max_tokens}")
+
+    def _check_collections(self) -> None:
+        stop = self.stop_strings
+        if len(stop) > MAX_STOP_STRINGS:
+            _refuse("stop", f"{len(stop)} strings", f"at most {MAX_STOP_STRINGS}")
+        for text in stop:
+            if not isinstance(text, str) or not text or len(text) > MAX_STOP_CHARS:
+                _refuse("stop", text, f"non-empty strings of up to {MAX_STOP_CHARS} characters")
+        if stop and not self.detokenize:
+            _refuse("stop", stop, "no stop strings with detokenize=False; use stop_token_ids")
+        for token_id in self.stop_token_ids or ():
+            _integer("stop_token_ids", token_id, 0, None)
+        for word in self.bad_words or ():
+            if not isinstance(word, str) or not word:
+                _refuse("bad_words", word, "non-empty strings")
+        if len(self.bad_words or ()) > MAX_BAD_WORDS:
+            _refuse("bad_words", f"{len(self.bad_words or ())} words", f"at most {MAX_BAD_WORDS}")
+        for token_id, bias in (self.logit_bias or {}).items():
+            _integer("logit_bias", token_id, 0, None, hint="keys are token ids")
+            _real("logit_bias", bias, -100.0, 100.0)
+        if self.allowed_token_ids is not None:
+            if not self.allowed_token_ids:
+                _refuse("allowed_token_ids", [], "at least one token id")
+            for token_id in self.allowed_token_ids:
+                _integer("allowed_token_ids", token_id, 0, None)
+
+    def _check_unsupported(self) -> None:
+        if self.extra_args:
+            _refuse("extra_args", self.extra_args, "nothing: this engine takes no extra_args")
+        if self.thinking_token_budget is not None:
+            _refuse("thinking_token_budget", self.thinking_token_budget, "nothing: not supported")
+        if not self.spaces_between_special_tokens:
+            _refuse("spaces_between_special_tokens", False, "True: tokens are joined as decoded")
+
+
+def _refuse(parameter: str, value: object, allowed: str) -> None:
+    raise VLLMValidationError(
+        f"{parameter}={value!r}: pass {allowed}", parameter=parameter, value=value
+    )
+
+
+def _integer(
+    name: str, value: object, low: int | None, high: int | None, *, hint: str = ""
+) -> None:
+    if value is None:
+        return
+    allowed = f"an integer of at least {low}" + (f" and at most {high}" if high is not None else "")
+    allowed += f" ({hint})" if hint else ""
+    if isinstance(value, bool) or not isinstance(value, int):
+        _refuse(name, value, allowed)
+        return
+    if (low is not None and value < low) or (high is not None and value > high):
+        _refuse(name, value, allowed)
+
+
+def _real(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+    allowed = f"a finite number {'above' if open_low else 'from'} {low:g} up to {high:g}"
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        _refuse(name, value, allowed)
+        return
+    if value < low or value > high or (open_low and value == low):
+        _refuse(name, value, allowed)
