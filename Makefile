@@ -1,0 +1,48 @@
+# The two commands a newcomer needs are `make serve` and `make test`.
+# Everything goes into .venv; PYTHON names the interpreter it is made with.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+SOURCES := $(shell git ls-files --cached --others --exclude-standard 'csrc/*.cpp' 'csrc/*.hpp')
+
+.PHONY: help install serve test check format bench clean
+
+help: ## Show this list.
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch goes first and alone: its exact version decides which build pip takes.
+$(VENV)/.installed: pyproject.toml setup.py CMakeLists.txt requirements/common.txt requirements/cpu.txt $(wildcard csrc/*.* csrc/*/*.*) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet -e .
+	@touch $@
+
+$(VENV)/.test-extras: requirements/test.txt $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet -r requirements/test.txt
+	@touch $@
+
+$(VENV)/.lint-extras: requirements/lint.txt $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet -r requirements/lint.txt
+	@touch $@
+
+install: $(VENV)/.installed ## Install into .venv and build the kernels.
+
+serve: install ## Serve the default model (ARGS="MODEL --port 8000 ..." for others).
+	$(BIN)/vllm serve $(ARGS)
+
+test: $(VENV)/.test-extras ## Run the whole test suite (ARGS="tests/v1 -k name" for a part).
+	$(BIN)/python -m pytest -q $(ARGS)
+
+check: $(VENV)/.test-extras $(VENV)/.lint-extras ## Format, lint, types, import contract, sizes, generated docs.
+	tools/check
+
+format: $(VENV)/.lint-extras ## Rewrite files in the project's format.
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(if $(SOURCES),$(BIN)/clang-format -i $(SOURCES))
+
+clean: ## Remove build results (the virtual environment stays).
+	rm -rf build dist *.egg-info vllm/_C*.so
