@@ -5,8 +5,19 @@ Plain records without torch: the scheduler's side reads them too. All sizes are 
 """
 
 from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_Position = TypeVar("_Position", bound=Any)  # an int, or an array or tensor of ints
+
+
+def window_start(position: _Position, sliding_window: int) -> _Position:
+    """First position that a query at `position` sees; below 0 where the window is not full.
+
+    The one statement of what a window means: masks, kernels, block freeing and prefix hits all
+    ask here.
+    """
+    return cast(_Position, position - sliding_window + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +59,11 @@ class SlidingWindowSpec(KVCacheSpec):
     """
 
     sliding_window: int
+
+
+def first_visible_position(position: int, sliding_window: int) -> int:
+    """First key position that a query at `position` sees: the window's one convention."""
+    return max(0, window_start(position, sliding_window))
 
 
 @dataclass(frozen=True, slots=True)

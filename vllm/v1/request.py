@@ -55,6 +55,7 @@ class Request:
         num_cached_tokens: prompt tokens the prefix cache gave at the first admission, or None.
         block_hashes: hashes of the full blocks known so far, extended by `update_block_hashes`.
         prompt_logprobs: rows gathered over the prompt's chunks.
+        arrival_index: place in the order of arrival at the scheduler, which numbers requests.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Request:
         self.all_token_ids: list[int] = list(core_request.prompt_token_ids)
         self.block_hashes: list[BlockHash] = []
         self.prompt_logprobs: list[LogprobsLists] = []
+        self.arrival_index = 0
         self.queued_ts = 0.0
         self.scheduled_ts = 0.0
         self._hash_blocks = hash_blocks
