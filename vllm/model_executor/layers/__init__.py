@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Building blocks of models. Import each from its defining file."""

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Filling models from checkpoints."""
+
+from vllm.model_executor.model_loader.loaders import (
+    BaseModelLoader,
+    DefaultModelLoader,
+    DummyModelLoader,
+    GGUFModelLoader,
+    get_model_loader,
+)
+
+__all__ = [
+    "BaseModelLoader",
+    "DefaultModelLoader",
+    "DummyModelLoader",
+    "GGUFModelLoader",
+    "get_model_loader",
+]
