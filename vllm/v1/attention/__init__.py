@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention: backends, their selection, and ops over the paged cache."""
