@@ -7,7 +7,7 @@ processor's; everything that can be judged without a model is judged here.
 
 import math
 from enum import IntEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 
@@ -19,6 +19,9 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 4_096
 MAX_BAD_WORDS = 1_024
 MAX_SEED = 2**63 - 1
+MAX_COUNT = 2**31 - 1
+MAX_SCHEMA_DEPTH = 64
+_MAX_SHOWN_CHARS = 200
 
 
 class RequestOutputKind(IntEnum):
@@ -60,6 +63,21 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True, 
                 "choice, grammar, json_object",
                 parameter="structured_outputs",
             )
+        # What is deeper exhausts the stack of whoever encodes or walks it.
+        if is_deeper(self.json, MAX_SCHEMA_DEPTH):
+            raise VLLMValidationError(
+                f"structured_outputs.json nests deeper than {MAX_SCHEMA_DEPTH} levels; flatten it",
+                parameter="structured_outputs",
+            )
+        if self.choice is not None and not isinstance(self.choice, list):
+            _refuse("structured_outputs.choice", self.choice, "a list of texts")
+        is_json = self.json is not None or self.json_object
+        if not is_json and (self.disable_any_whitespace or self.whitespace_pattern is not None):
+            raise VLLMValidationError(
+                "structured_outputs: disable_any_whitespace and whitespace_pattern are for json "
+                f"and json_object, not for {kinds[0]}; leave them out",
+                parameter="structured_outputs",
+            )
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=True):
@@ -71,7 +89,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=True
         frequency_penalty: subtracted once per occurrence in the output; [-2, 2].
         repetition_penalty: divides positive and multiplies negative logits of every token in
             prompt or output; above 0, 1 is off.
-        temperature: divides logits; below 1e-5 is greedy.
+        temperature: divides logits; up to 1e-5 is greedy.
         top_p: keep the smallest set of tokens with at least this probability; (0, 1].
         top_k: keep this many tokens; 0 or -1 keeps all.
         min_p: drop tokens below this share of the likeliest one's probability; [0, 1].
@@ -133,6 +151,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=True
     )
 
     def __post_init__(self) -> None:
+        self._check_types()
         if isinstance(self.stop, str):
             self.stop = [self.stop]
         self.stop = list(self.stop or [])
@@ -155,7 +174,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=True
     @property
     def is_greedy(self) -> bool:
         """Whether the likeliest token is taken rather than drawn."""
-        return self.temperature < SAMPLING_EPS
+        return self.temperature <= SAMPLING_EPS
 
     @property
     def stop_strings(self) -> list[str]:
@@ -173,6 +192,24 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=True
         """A copy that shares no mutable field."""
         return msgspec.convert(msgspec.to_builtins(self, str_keys=False), SamplingParams)
 
+    def _check_types(self) -> None:
+        for name in ("stop", "stop_token_ids", "bad_words", "allowed_token_ids"):
+            value = getattr(self, name)
+            if name == "stop" and isinstance(value, str):
+                continue
+            if value is not None and not isinstance(value, list | tuple | set | frozenset):
+                _refuse(name, value, "a list")
+        if self.logit_bias is not None and not isinstance(self.logit_bias, dict):
+            _refuse("logit_bias", self.logit_bias, "a mapping from token ids to numbers")
+        for name in _BOOLEANS:
+            if not isinstance(getattr(self, name), bool):
+                _refuse(name, getattr(self, name), "True or False")
+        grammar = self.structured_outputs
+        if grammar is not None and not isinstance(grammar, StructuredOutputsParams):
+            _refuse("structured_outputs", grammar, "a StructuredOutputsParams")
+        if self.output_kind not in tuple(RequestOutputKind):
+            _refuse("output_kind", self.output_kind, "a RequestOutputKind")
+
     def _check_numbers(self) -> None:
         _integer("n", self.n, 1, MAX_N)
         _real("presence_penalty", self.presence_penalty, -2.0, 2.0)
@@ -181,12 +218,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=True
         _real("temperature", self.temperature, 0.0, 1e6)
         _real("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _real("min_p", self.min_p, 0.0, 1.0)
-        _integer("top_k", self.top_k, 0, None, hint="0 or -1 keeps every token")
+        _integer("top_k", self.top_k, 0, MAX_COUNT, hint="0 or -1 keeps every token")
         _integer("seed", self.seed, -MAX_SEED - 1, MAX_SEED)
-        _integer("max_tokens", self.max_tokens, 1, None)
-        _integer("min_tokens", self.min_tokens, 0, None)
-        _integer("logprobs", self.logprobs, -1, None, hint="-1 is the whole vocabulary")
-        _integer("prompt_logprobs", self.prompt_logprobs, -1, None)
+        _integer("max_tokens", self.max_tokens, 1, MAX_COUNT)
+        _integer("min_tokens", self.min_tokens, 0, MAX_COUNT)
+        _integer("logprobs", self.logprobs, -1, MAX_COUNT, hint="-1 is the whole vocabulary")
+        _integer("prompt_logprobs", self.prompt_logprobs, -1, MAX_COUNT)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             _refuse("min_tokens", self.min_tokens, f"at most max_tokens={self.max_tokens}")
 
@@ -224,10 +261,36 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=True
             _refuse("spaces_between_special_tokens", False, "True: tokens are joined as decoded")
 
 
-def _refuse(parameter: str, value: object, allowed: str) -> None:
+_BOOLEANS = (
+    "ignore_eos",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+)
+
+
+def _refuse(parameter: str, value: object, allowed: str) -> NoReturn:
+    shown = repr(value)
+    shown = shown if len(shown) <= _MAX_SHOWN_CHARS else f"{shown[:_MAX_SHOWN_CHARS]}..."
     raise VLLMValidationError(
-        f"{parameter}={value!r}: pass {allowed}", parameter=parameter, value=value
+        f"{parameter}={shown}: pass {allowed}", parameter=parameter, value=value
     )
+
+
+def is_deeper(node: Any, limit: int) -> bool:
+    """Whether dicts and lists nest deeper than `limit`; level by level, not by recursion."""
+    level = [node]
+    for _ in range(limit + 1):
+        level = [
+            child
+            for n in level
+            if isinstance(n, dict | list | tuple)
+            for child in (n.values() if isinstance(n, dict) else n)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _integer(
@@ -239,15 +302,16 @@ def _integer(
     allowed += f" ({hint})" if hint else ""
     if isinstance(value, bool) or not isinstance(value, int):
         _refuse(name, value, allowed)
-        return
     if (low is not None and value < low) or (high is not None and value > high):
         _refuse(name, value, allowed)
 
 
 def _real(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
     allowed = f"a finite number {'above' if open_low else 'from'} {low:g} up to {high:g}"
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         _refuse(name, value, allowed)
-        return
-    if value < low or value > high or (open_low and value == low):
+    # Compared before isfinite: a huge int has no float, and NaN compares false to everything.
+    if not low <= value <= high or not math.isfinite(value):
+        _refuse(name, value, allowed)
+    if open_low and value == low:
         _refuse(name, value, allowed)
