@@ -27,6 +27,7 @@ class ModelConfig:
         architecture: the class name that the model registry is asked for.
         dtype: dtype of weights and activations.
         max_model_len: longest prompt plus output, in tokens.
+        auto_max_model_len: let the engine lower `max_model_len` to what its KV cache holds.
         seed: seed of requests that bring none of their own; None draws one per request.
         vocab_size: rows of the embedding; every token id is below it.
         generation_defaults: sampling fields taken from the model's generation config.
@@ -49,6 +50,7 @@ class ModelConfig:
     dtype: "torch.dtype"
     max_model_len: int
     vocab_size: int
+    auto_max_model_len: bool = False
     seed: int | None = None
     generation_defaults: dict[str, Any] = field(default_factory=dict)
     eos_token_ids: tuple[int, ...] = ()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The forms a prompt may take: text, `{"prompt": ...}`, `{"prompt_token_ids": ...}`."""
 
-from typing import NotRequired, TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 
 class TextPrompt(TypedDict):

@@ -47,9 +47,7 @@ class EngineCoreRequest(
     priority: int = 0
 
 
-class EngineCoreOutput(
-    msgspec.Struct, array_like=True, omit_defaults=True, gc=False, kw_only=True
-):
+class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, kw_only=True):
     """What one step brought for one request.
 
     Attributes:
@@ -74,18 +72,14 @@ class EngineCoreOutput(
     error: str | None = None
 
 
-class PrefixCacheStats(
-    msgspec.Struct, array_like=True, omit_defaults=True, gc=False, kw_only=True
-):
+class PrefixCacheStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, kw_only=True):
     """Prefix-cache look-ups since the last report, in tokens."""
 
     queries: int = 0
     hits: int = 0
 
 
-class SchedulerStats(
-    msgspec.Struct, array_like=True, omit_defaults=True, gc=False, kw_only=True
-):
+class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, kw_only=True):
     """The scheduler's state after a step; counters are since the last report."""
 
     num_running_reqs: int = 0
