@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-SOURCES := $(shell git ls-files --cached --others --exclude-standard 'csrc/*.cpp' 'csrc/*.hpp')
+SOURCES := $(shell git ls-files --cached --others --exclude-standard 'csrc/*.cpp' 'csrc/*.hpp' 'csrc/*.inl')
 
 .PHONY: help install serve test check format bench clean
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Talk to a running server (`make serve`) with the OpenAI client: python examples/openai_client.py"""
+"""Talk to a running server (`make serve`): python examples/openai_client.py"""
 
 from openai import OpenAI
 

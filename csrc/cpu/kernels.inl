@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every kernel, compiled once per instruction set: the including file has defined VLLM_ISA_NAME.
-#include <new>
-#include <type_traits>
 
 #include "linear.inl"
 #include "probe.inl"

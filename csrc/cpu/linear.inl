@@ -13,6 +13,11 @@
 // Each output adds its terms in an order that depends on K alone: a row's result is the same
 // bits whatever else is in the batch and however the work is split.
 
+#include <new>
+#include <type_traits>
+
+#include "vec.hpp"
+
 namespace vllm {
 namespace {
 
@@ -90,8 +95,9 @@ inline int64_t padded(int64_t k) {
 }
 
 // Copy k elements to `Stored`, in the order in which they are multiplied, and pad with zeros.
+// `ahead`: as for add_products.
 template <typename T>
-inline void convert(const T* row, int64_t k, typename Dot<T>::Stored* out) {
+inline void convert(const T* row, int64_t k, typename Dot<T>::Stored* out, int64_t ahead = 0) {
   using D = Dot<T>;
   if constexpr (std::is_same_v<T, typename D::Stored>) {
     std::memcpy(out, row, static_cast<size_t>(k) * sizeof(T));
@@ -100,6 +106,7 @@ inline void convert(const T* row, int64_t k, typename Dot<T>::Stored* out) {
     T tail[D::kStep] = {};
     for (int64_t i = 0; i < k; i += D::kStep) {
       const T* p = row + i;
+      if (ahead > 0) __builtin_prefetch(p + ahead, 0, 2);
       if (i + D::kStep > k) {
         std::memcpy(tail, p, static_cast<size_t>(k - i) * sizeof(T));
         p = tail;
@@ -139,11 +146,21 @@ inline void add_step(Vec (&acc)[kRows][kCols], const typename Dot<T>::Stored* x,
 }
 
 // acc += the products of the first k elements. A converted weight is padded and has no tail.
+// `ahead`: how far behind the weight rows lie those that come next, to be fetched meanwhile; rows
+// are too short for the processor to guess that by itself.
 template <int kRows, int kCols, typename T, typename W>
 inline void add_products(Vec (&acc)[kRows][kCols], const typename Dot<T>::Stored* x,
-                         int64_t x_stride, const W* const* w, int64_t k) {
+                         int64_t x_stride, const W* const* w, int64_t k, int64_t ahead = 0) {
   constexpr int64_t kStep = Dot<T>::kStep;
+  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(W));
   int64_t i = 0;
+  if (ahead > 0) {
+    for (; i + kLine <= k; i += kLine) {
+      for (int c = 0; c < kCols; ++c) __builtin_prefetch(w[c] + i + ahead, 0, 2);
+      for (int64_t j = i; j < i + kLine; j += kStep)
+        add_step<kRows, kCols, T>(acc, x, x_stride, w, j);
+    }
+  }
   for (; i + kStep <= k; i += kStep) add_step<kRows, kCols, T>(acc, x, x_stride, w, i);
   if (i == k) return;
   W tail[kCols][kStep] = {};
@@ -182,7 +199,7 @@ void few_rows(const LinearArgs<T>& a, int64_t m, int64_t begin, int64_t end) {
     Vec acc[kRows][kCols];
     for (auto& row : acc)
       for (Vec& sum : row) sum = Vec::zero();
-    add_products<kRows, kCols, T>(acc, a.x + m * a.x_stride, a.x_stride, rows, a.k);
+    add_products<kRows, kCols, T>(acc, a.x + m * a.x_stride, a.x_stride, rows, a.k, kCols * a.k);
     finish(a, acc, m, n);
   }
 }
@@ -197,12 +214,12 @@ struct Slice {
 
 template <int kRows, typename T, typename W>
 inline void slice_tile(const LinearArgs<T>& a, const Slice& s, int64_t m, int64_t n,
-                       const W* const* w, Vec* sums) {
+                       const W* const* w, Vec* sums, int64_t ahead) {
   Vec acc[kRows][kTileN];
   for (int r = 0; r < kRows; ++r)
     for (int c = 0; c < kTileN; ++c)
       acc[r][c] = s.is_first ? Vec::zero() : sums[r * s.sums_stride + c];
-  add_products<kRows, kTileN, T>(acc, a.x + m * a.x_stride + s.k0, a.x_stride, w, s.k);
+  add_products<kRows, kTileN, T>(acc, a.x + m * a.x_stride + s.k0, a.x_stride, w, s.k, ahead);
   if (s.is_last) return finish(a, acc, m, n);
   for (int r = 0; r < kRows; ++r)
     for (int c = 0; c < kTileN; ++c) sums[r * s.sums_stride + c] = acc[r][c];
@@ -211,17 +228,19 @@ inline void slice_tile(const LinearArgs<T>& a, const Slice& s, int64_t m, int64_
 template <typename T, typename W>
 void slice_panel(const LinearArgs<T>& a, const Slice& s, int64_t first, int64_t last, int64_t n,
                  const W* const* w) {
+  constexpr bool kIsConverted = !std::is_same_v<T, W>;
   int64_t m = first;
   for (int64_t rows; m < last; m += rows) {
+    const int64_t ahead = kIsConverted || m > first ? 0 : kPanelN * a.k;
     rows = last - m >= kTileM ? kTileM : (last - m >= 2 ? 2 : 1);
     for (int c = 0; c < kPanelN && n + c < a.n; c += kTileN) {
       Vec* sums = s.sums + (m - first) * s.sums_stride + c;
       if (rows == kTileM)
-        slice_tile<kTileM>(a, s, m, n + c, w + c, sums);
+        slice_tile<kTileM>(a, s, m, n + c, w + c, sums, ahead);
       else if (rows == 2)
-        slice_tile<2>(a, s, m, n + c, w + c, sums);
+        slice_tile<2>(a, s, m, n + c, w + c, sums, ahead);
       else
-        slice_tile<1>(a, s, m, n + c, w + c, sums);
+        slice_tile<1>(a, s, m, n + c, w + c, sums, ahead);
     }
   }
 }
@@ -246,7 +265,7 @@ void many_rows(const LinearArgs<T>& a, int64_t first, int64_t last, int64_t begi
         Slice converted = slice;
         converted.k = padded<T>(k);
         for (int c = 0; c < kPanelN; ++c) {
-          convert(rows[c], k, wide + c * length);
+          convert(rows[c], k, wide + c * length, kPanelN * a.k);
           wide_rows[c] = wide + c * length;
         }
         slice_panel(a, converted, first, last, n, wide_rows);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the machine can do, for benchmarks to compare with. Included once per instruction set.
 
+#include "vec.hpp"
+
 namespace vllm {
 namespace {
 

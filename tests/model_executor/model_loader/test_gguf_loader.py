@@ -86,7 +86,7 @@ def test_biases_of_llama_are_turned_back_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tensor_type", [Q.F16, Q.BF16, Q.Q8_0, Q.Q4_1])
-def test_quantised_model_equals_the_librarys_reading(tensor_type: Q, tmp_path: Path) -> None:
+def test_quantised_model_equals_the_library_s_reading(tensor_type: Q, tmp_path: Path) -> None:
     path = write_gguf(
         tmp_path / "m.gguf", tiny("qwen3", head_dim=32), arch="qwen3", tensor_type=tensor_type
     )
@@ -100,7 +100,7 @@ def test_quantised_model_equals_the_librarys_reading(tensor_type: Q, tmp_path: P
 
 @pytest.mark.parametrize("tensor_type", QUANTISED)
 @pytest.mark.parametrize("shape", [(1, 256), (7, 512), (300, 2048)])
-def test_unpacking_equals_the_librarys(tensor_type: Q, shape: tuple[int, int]) -> None:
+def test_unpacking_equals_the_library_s(tensor_type: Q, shape: tuple[int, int]) -> None:
     rows = random_blocks(shape, tensor_type)
     expected = torch.from_numpy(quants.dequantize(rows, tensor_type))
     got = dequantize_rows(rows, tensor_type, torch.float32)
@@ -110,7 +110,7 @@ def test_unpacking_equals_the_librarys(tensor_type: Q, shape: tuple[int, int]) -
     assert half.dtype == torch.bfloat16 and torch.equal(half, got.bfloat16())
 
 
-def test_metadata_equals_the_librarys(tmp_path: Path) -> None:
+def test_metadata_equals_the_library_s(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", tiny("llama"))
     reader, file = gguf.GGUFReader(path), GGUFFile(path)
     fields = {k: f.contents() for k, f in reader.fields.items() if not k.startswith("GGUF.")}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.v1.sample.helpers import CPU, pack, processed, sample, sampling
-from vllm.v1.sample.sampler import ALL_MASKED, NON_FINITE, Sampler
+from vllm.v1.sample.sampler import ALL_MASKED, NON_FINITE, OVERFLOW, Sampler
 from vllm.v1.sample.states import SamplingStates
 
 V = 700
@@ -277,3 +277,20 @@ def test_a_row_serves_one_request_after_another() -> None:
     states.add_request(0, sampling(temperature=0), [1], [])
     logits = logits_of(rows=1)
     assert Sampler()(logits.clone(), states.gather([0])).token_ids == [int(logits.argmax())]
+
+
+def test_stop_tokens_and_bad_words_past_the_vocabulary_do_not_reach_the_next_row() -> None:
+    logits = torch.zeros(2, V)
+    logits[1, 3] = 1.0
+    params = sampling(
+        temperature=0, min_tokens=1, eos_token_ids=[V + 3], bad_words_token_ids=[[V + 3], [1, V]]
+    )
+    assert sample(logits, [params, sampling(temperature=0)]).token_ids == [0, 3]
+
+
+def test_a_penalty_that_overflows_fails_its_row_alone_and_says_so() -> None:
+    logits = torch.full((2, V), 1e30)
+    params = [sampling(temperature=0, repetition_penalty=1e-30), sampling(temperature=0)]
+    got = sample(logits, params, prompts=[[5], [5]])
+    assert got.errors == {0: OVERFLOW}
+    assert got.token_ids[1] == 0

@@ -87,46 +87,6 @@ def test_without_whitespace_there_is_none_between_json_tokens(kind: dict[str, An
         assert not re.search(r"\s", outside), text
 
 
-def test_a_whitespace_pattern_is_kept() -> None:
-    for text in outputs(8, json=SCHEMAS["object"], whitespace_pattern="[ ]?"):
-        outside = re.sub(r'"(\\.|[^"\\])*"', '""', text)
-        assert not re.search(r"[\n\t]|  ", outside), text
-
-
-@pytest.mark.parametrize("regex", [r"[a-c]{3}x?", r"(foo|bär)\d{1,2}", r"[日本語]{2}", r"[^a]{3}"])
-def test_outputs_under_a_regex_match_it_in_full(regex: str) -> None:
-    for text in outputs(12, regex=regex):
-        assert re.fullmatch(regex, text, re.DOTALL), text
-
-
-def test_outputs_under_a_choice_are_one_of_the_texts() -> None:
-    choices = ["yes", "no", "nope", 'a "quoted" \\ line\n', "🙂🙃", "/x/", "\x01"]
-    assert set(outputs(60, choice=choices)) == set(choices)
-
-
-@pytest.mark.parametrize(
-    "grammar",
-    [
-        'start: "[" (item ("," item)*)? "]"\nitem: /[0-9]+/ | "x"',
-        'root ::= "[" (item ("," item)*)? "]"\nitem ::= [0-9]+ | "x"',
-    ],
-    ids=["lark", "gbnf"],
-)
-def test_outputs_under_a_grammar_are_in_its_language(grammar: str) -> None:
-    for text in outputs(12, grammar=grammar):
-        assert re.fullmatch(r"\[((\d+|x)(,(\d+|x))*)?\]", text), text
-
-
-def test_a_character_may_be_split_over_tokens() -> None:
-    manager, request = make_manager(), make_request(choice=["é"])
-    start(manager, request)
-    ids = make_tokenizer().encode("é")
-    assert len(ids) == 2
-    assert allowed_ids(manager, request) == ids[:1]
-    assert manager.accept_tokens(request, ids)
-    assert allowed_ids(manager, request) == [EOS] or manager.is_terminated(request)
-
-
 def test_ids_the_tokenizer_lacks_are_never_allowed() -> None:
     manager, request = make_manager(), make_request(regex=r"(.|\n)*")
     start(manager, request)
@@ -151,12 +111,6 @@ def test_only_the_requests_own_stop_tokens_may_end_a_complete_text() -> None:
     assert allowed_ids(manager, request) == sorted([7, *a])
 
 
-def test_a_token_that_is_not_allowed_is_refused() -> None:
-    manager, request = make_manager(), make_request(choice=["yes"])
-    start(manager, request)
-    assert not manager.accept_tokens(request, make_tokenizer().encode("n"))
-
-
 def test_nothing_is_accepted_after_the_end() -> None:
     manager, request = make_manager(), make_request(regex="a+")
     start(manager, request)
@@ -164,19 +118,6 @@ def test_nothing_is_accepted_after_the_end() -> None:
     assert manager.accept_tokens(request, [*a, EOS])
     assert manager.is_terminated(request)
     assert not manager.accept_tokens(request, a)
-
-
-def test_requests_with_one_grammar_advance_apart() -> None:
-    manager = make_manager()
-    first, second = make_request("a", choice=["xy"]), make_request("b", choice=["xy"])
-    start(manager, first)
-    start(manager, second)
-    x, y = make_tokenizer().encode("x"), make_tokenizer().encode("y")
-    assert manager.accept_tokens(first, x)
-    output = manager.grammar_bitmask([second, first])
-    assert output is not None and output.req_ids == ["b", "a"]
-    bits = np.unpackbits(output.bitmask.view(np.uint8), axis=1, bitorder="little")
-    assert [np.nonzero(row)[0].tolist() for row in bits] == [x, y]
 
 
 def test_a_preempted_request_goes_on_where_its_grammar_was() -> None:
@@ -195,7 +136,3 @@ def test_a_cleared_request_starts_anew() -> None:
     manager.clear(request.request_id)
     start(manager, request)
     assert allowed_ids(manager, request) == make_tokenizer().encode("x")
-
-
-def test_no_requests_need_no_bitmask() -> None:
-    assert make_manager().grammar_bitmask([]) is None

@@ -12,7 +12,7 @@ from torch import Tensor
 _BLOCK = 256
 
 
-def draw_tokens(scores: Tensor, uniforms: np.ndarray) -> Tensor:
+def draw_tokens(scores: Tensor, uniforms: np.ndarray, *, overwrite: bool = False) -> Tensor:
     """The inverse of each row's cumulative distribution at a uniform number.
 
     The sum runs over blocks of 256 tokens and then inside one, both in float64, so that no
@@ -22,11 +22,12 @@ def draw_tokens(scores: Tensor, uniforms: np.ndarray) -> Tensor:
     Args:
         scores: [R, V], float32, logits minus the row's largest: the largest is 0, masked is -inf.
         uniforms: [R], float64, from [0, 1).
+        overwrite: whether `scores` may be lost.
 
     Returns:
         [R], int64.
     """
-    weights = scores.exp()
+    weights = scores.exp_() if overwrite else scores.exp()
     block_sums = sum_blocks(weights).cumsum(-1)
     u = torch.from_numpy(uniforms).to(scores.device)
     target = u * block_sums[:, -1]

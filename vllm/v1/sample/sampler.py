@@ -82,7 +82,7 @@ class Sampler:
         """Draw.
 
         Args:
-            logits: [N, V]; written over where anything is to be applied.
+            logits: [N, V]; written over, and without meaning afterwards.
             metadata: of the same N rows.
             bitmask: [N, ceil(V / 32)], int32; None where no row has a grammar.
         """
@@ -137,12 +137,15 @@ class Sampler:
         largest = logits.gather(1, likeliest[:, None])[index]
         temperature = torch.from_numpy(metadata.temperature[rows]).to(logits.device)[:, None]
         # The largest becomes 0 before the division: a tiny temperature cannot overflow.
-        scores = (picked - largest).div_(temperature)
+        # Overwriting what nobody reads again spares fresh memory, which costs more than the sums.
+        is_read_again = not self._is_raw and bool(metadata.num_logprobs)
+        scores = (picked.clone() if is_read_again else picked).sub_(largest).div_(temperature)
         apply_min_p(scores, metadata.min_p[rows])
         apply_top_k_top_p(scores, metadata.top_k[rows], metadata.top_p[rows])
         uniforms = uniform(metadata.seeds[rows], metadata.output_indices[rows])
-        token_ids = likeliest.index_copy(0, index, draw_tokens(scores, uniforms))
-        if self._is_raw or not metadata.num_logprobs:
+        drawn = draw_tokens(scores, uniforms, overwrite=not is_read_again)
+        token_ids = likeliest.index_copy(0, index, drawn)
+        if not is_read_again:
             return token_ids, None
         filtered = torch.where(scores == -torch.inf, scores, picked / temperature)
         return token_ids, logits.index_copy(0, index, filtered)

@@ -220,4 +220,9 @@ def readable(message: str) -> str:
     message = " ".join(line.strip() for line in lines if line.strip() != "<non-verbose/>")
     message = re.sub(r"\b0x[0-9a-fA-F]{6,}", "…", message)
     message = re.sub(r"(/[\w.-]+){2,}\.(rs|py)\S*", "…", message)
-    return message.strip()[:_MAX_REASON_CHARS]
+    message = message.strip()
+    if len(message) <= _MAX_REASON_CHARS:
+        return message
+    # The source is quoted first and the reason comes last: both ends are kept.
+    half = _MAX_REASON_CHARS // 2
+    return f"{message[:half]} … {message[-half:]}"
