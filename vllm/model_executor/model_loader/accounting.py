@@ -74,6 +74,11 @@ class _Writes:
 class LoadAccounting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches one load. `account_load` is the way to use it."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing is compiled here; True would import the compiler, a second and a half at start.
+        return False
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._model = model
