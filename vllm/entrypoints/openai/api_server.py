@@ -116,13 +116,9 @@ async def _serve(
 ) -> int:
     from vllm.entrypoints.serve.launcher import serve_app
 
-    # The routes import while this thread waits for the engine's process to load the model.
-    warm_up = threading.Thread(target=_import_routes, name="import-routes", daemon=True)
-    warm_up.start()
     engine, stats = start_engine(engine_args)
     try:
         engine_s = time.perf_counter() - started
-        warm_up.join()
         app = build_app(args, engine, stats=stats)
         _log_start(engine, time.perf_counter() - started, engine_s)
         return await serve_app(app, args, sock)
@@ -137,10 +133,21 @@ def _import_routes() -> None:
 
 def start_engine(engine_args: AsyncEngineArgs) -> tuple[AsyncLLM, PrometheusStatLogger]:
     """Start the engine's process and wait until it is ready; also returns its metrics."""
+    from vllm.v1.engine.core_launcher import CoreProcess
+
+    process = CoreProcess()
+    try:
+        vllm_config = engine_args.create_engine_config()
+    except BaseException:
+        process.stop(0.0)
+        raise
+    # From here on the process loads the model; until then both import the same large libraries,
+    # and a second importing thread would only share this one's lock.
+    threading.Thread(target=_import_routes, name="import-routes", daemon=True).start()
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.metrics.loggers import LoggingStatLogger, PrometheusStatLogger
 
-    engine = AsyncLLM.from_engine_args(engine_args)
+    engine = AsyncLLM.from_vllm_config(vllm_config, process=process)
     config = engine.vllm_config
     stats = PrometheusStatLogger(
         config.model_config.served_model_name[0],

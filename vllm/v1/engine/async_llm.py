@@ -62,14 +62,16 @@ class AsyncLLM:
         model_config = vllm_config.model_config
         process = process or CoreProcess()
         try:
+            # The core sets to work first, and loads the model while the tokenizer is made here.
+            self.client = AsyncMPClient(process, vllm_config)
             self.tokenizer = (
                 None if model_config.skip_tokenizer_init else load_tokenizer(model_config)
             )
-            self.client = AsyncMPClient(process, vllm_config)
+            max_model_len = self.client.wait_ready()
         except BaseException:
             process.stop(0.0)
             raise
-        self.vllm_config = with_max_model_len(vllm_config, self.client.max_model_len)
+        self.vllm_config = with_max_model_len(vllm_config, max_model_len)
         grammars = StructuredOutputManager(
             model_config.vocab_size, lambda: self.tokenizer, vllm_config.structured_outputs_config
         )

@@ -68,11 +68,8 @@ class AsyncMPClient:
         process: started, not yet configured.
         vllm_config: sent to the process.
 
-    Attributes:
-        max_model_len: the length the core settled on.
-
     Raises:
-        Exception: the core could not start; the process is ended.
+        EngineDeadError: the process has ended already.
     """
 
     def __init__(self, process: CoreProcess, vllm_config: VllmConfig) -> None:
@@ -80,12 +77,15 @@ class AsyncMPClient:
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._num_calls = 0
         self._output: zmq.asyncio.Socket | None = None
-        try:
-            process.send_config(encode_config(vllm_config))
-            self.max_model_len = process.wait_ready().max_model_len
-        except BaseException:
-            process.stop(0.0)
-            raise
+        process.send_config(encode_config(vllm_config))
+
+    def wait_ready(self) -> int:
+        """Wait until the core has started; the length it settled on.
+
+        Raises:
+            Exception: the core could not start.
+        """
+        return self._process.wait_ready().max_model_len
 
     @property
     def pid(self) -> int:

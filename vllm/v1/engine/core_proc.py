@@ -144,6 +144,15 @@ def watch_parent(parent_pid: int, folder: str) -> None:
             os._exit(1)
 
 
+def _import_ahead() -> None:
+    """Import what every start needs, while the parent still resolves the configuration."""
+    import transformers.models.llama.configuration_llama  # noqa: F401 - brings what all share
+
+    import vllm.model_executor.model_loader.build
+    import vllm.model_executor.models.llama
+    import vllm.v1.worker.worker  # noqa: F401
+
+
 def _read_config() -> bytes:
     """The first line of standard input, read without a buffer that would hide its end."""
     data = b""
@@ -170,6 +179,7 @@ def main(folder: str) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     parent_pid = os.getppid()
+    _import_ahead()
     config_bytes = _read_config()
     threading.Thread(target=watch_parent, args=(parent_pid, folder), daemon=True).start()
     context: zmq.Context[Any] = zmq.Context()
