@@ -36,7 +36,7 @@ serve: install ## Serve the default model (ARGS="MODEL --port 8000 ..." for othe
 test: $(VENV)/.test-extras ## Run the whole test suite (ARGS="tests/v1 -k name" for a part).
 	$(BIN)/python -m pytest -q $(ARGS)
 
-check: $(VENV)/.test-extras $(VENV)/.lint-extras ## Format, lint, types, import contract, sizes, generated docs.
+check: $(VENV)/.test-extras $(VENV)/.lint-extras ## Format, lint, types, import contract, sizes.
 	tools/check
 
 format: $(VENV)/.lint-extras ## Rewrite files in the project's format.

@@ -54,7 +54,10 @@ VARIABLES: dict[str, EnvVar] = {
     "VLLM_LOGGING_LEVEL": EnvVar("INFO", str.upper, "DEBUG, INFO, WARNING or ERROR."),
     "VLLM_API_KEY": EnvVar(None, str, "API key of the server; --api-key takes precedence."),
     "VLLM_ENGINE_HANG_TIMEOUT_S": EnvVar(
-        60.0, float, "Seconds without a heartbeat after which /health calls the engine hung."
+        10.0,
+        float,
+        "Seconds without a pulse after which /health calls the engine hung; a single step may "
+        "take ten times as long.",
     ),
     "VLLM_CHECK_INTEGRITY": EnvVar(
         False, _flag, "Check the block pool's invariants whenever the engine falls idle."

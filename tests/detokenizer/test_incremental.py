@@ -96,6 +96,43 @@ def test_a_long_output_decodes_a_bounded_window() -> None:
     assert longest < 40
 
 
+@pytest.mark.parametrize("make", [byte_tokenizer, spm_tokenizer])
+@pytest.mark.parametrize("head", ["", "ok ", "the 東"])
+def test_bytes_that_are_no_text_are_given_out_at_once(make, head: str) -> None:
+    tokenizer = make()
+    text = TokenText(tokenizer)
+    decode, longest = text.decode, 0
+
+    def spy(ids):
+        nonlocal longest
+        longest = max(longest, len(ids))
+        return decode(ids)
+
+    text.decode = spy  # type: ignore[method-assign]
+    (junk,) = {i for t in ("ÿ", "<0xFF>") if (i := tokenizer.get_vocab().get(t)) is not None}
+    ids = tokenizer.encode(head, add_special_tokens=False) + [junk] * 200
+    ids += tokenizer.encode("the 東", add_special_tokens=False)
+    *pieces, rest = stream(text, [], ids, skip=True)
+    assert "".join([*pieces, rest]) == tokenizer.decode(ids)
+    assert "".join(pieces[:150]).count("\ufffd") >= 100
+    assert longest < 40
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("name", ["byte", "spm"])
+def test_long_runs_of_bytes_are_as_the_decoder_has_them(name: str, data: st.DataObject) -> None:
+    tokenizer = TOKENIZERS[name]()
+    said = ["東京👍🏽", "é\ufffd", "a", "the "]
+    chunks = [tokenizer.encode(s, add_special_tokens=False) for s in said]
+    junk = ("ÿ", "Ģ", "æ", "<0xFF>", "<0x80>", "<0xE6>")
+    alphabet = {i for t in junk if (i := tokenizer.get_vocab().get(t)) is not None}
+    chunks += [[i] for i in sorted(alphabet)] + [[i] * 30 for i in sorted(alphabet)]
+    output = [i for c in data.draw(st.lists(st.sampled_from(chunks), max_size=25)) for i in c]
+    joined = "".join(stream(TokenText(tokenizer), [], output, skip=True))
+    assert joined == tokenizer.decode(output)
+
+
 def test_pieces_of_single_tokens_keep_their_space() -> None:
     tokenizer = spm_tokenizer()
     text = TokenText(tokenizer)

@@ -113,6 +113,18 @@ def test_a_chat_template_may_be_a_file(tiny_model: TinyModel, tmp_path: Path) ->
         ("max_num_seqs", 0),
         ("served_model_name", ""),
         ("structured_outputs_config", {"nope": 1}),
+        ("structured_outputs_config", {"backend": "xgrammar"}),
+        ("structured_outputs_config", {"compile_timeout_s": -1}),
+        ("structured_outputs_config", {"compile_timeout_s": "1"}),
+        ("structured_outputs_config", {"max_spec_bytes": 0}),
+        ("structured_outputs_config", {"max_choices": True}),
+        ("structured_outputs_config", {"cache_size": 1.5}),
+        ("model_impl", "transformers"),
+        ("max_waiting_requests", -1),
+        ("max_waiting_tokens", -1),
+        ("long_prefill_token_threshold", -1),
+        ("watermark", 1.0),
+        ("log_interval_s", 0.0),
         ("distributed_executor_backend", "ray"),
         ("max_num_batched_tokens", "many"),
     ],
@@ -120,6 +132,21 @@ def test_a_chat_template_may_be_a_file(tiny_model: TinyModel, tmp_path: Path) ->
 def test_wrong_values_are_refused_by_name(tiny_model: TinyModel, name: str, value) -> None:
     with pytest.raises(ConfigError, match=name):
         resolve(tiny_model(), **{name: value})
+
+
+def test_limits_reach_their_owners(tiny_model: TinyModel) -> None:
+    config = resolve(
+        tiny_model(),
+        long_prefill_token_threshold=7,
+        watermark=0.25,
+        log_interval_s=3,
+        max_waiting_requests=0,
+        model_impl="vllm",
+    )
+    assert config.scheduler_config.long_prefill_token_threshold == 7
+    assert config.scheduler_config.max_waiting_requests == 0
+    assert config.cache_config.watermark == 0.25
+    assert config.observability_config.log_interval_s == 3
 
 
 @pytest.mark.parametrize("arch", ["llama", "mistral", "qwen3"])

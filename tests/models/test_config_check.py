@@ -2,6 +2,7 @@
 """A configuration that asks for what a model does not apply is refused, by the field's name."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tests.conftest import TinyModel
 from tests.models.harness import build_model, vllm_config_for
 from vllm.exceptions import ConfigError
+from vllm.model_executor.models.config_check import refuse_unknown_fields
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"quantization_config": {"quant_method": "gptq"}}, "quantization method 'gptq'"),
@@ -71,3 +73,9 @@ def test_longest_served_sequence_bounds_the_rotary_table(tiny_model: TinyModel) 
 def test_layers_share_one_rotary_table(tiny_model: TinyModel) -> None:
     model = build_model(vllm_config_for(tiny_model("llama")))
     assert len({id(layer.self_attn.rotary_emb) for layer in model.model.layers}) == 1
+
+
+def test_a_configuration_that_declares_no_fields_is_refused_by_its_class() -> None:
+    config: Any = SimpleNamespace(hidden_size=8)
+    with pytest.raises(ConfigError, match="SimpleNamespace does not declare its fields"):
+        refuse_unknown_fields(config, frozenset(), "LlamaForCausalLM")

@@ -2,7 +2,6 @@
 """The KV cache: how much memory, in blocks of what size, and whether prefixes are shared."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from vllm.exceptions import ConfigError
 
@@ -18,7 +17,6 @@ class CacheConfig:
         kv_cache_memory_bytes: exact size of the cache in bytes; overrides the share.
         num_gpu_blocks_override: exact number of blocks; overrides both (tests).
         enable_prefix_caching: share full blocks between requests with equal prefixes.
-        cache_dtype: dtype of cached keys and values; "auto" is the model's.
         disable_hybrid_kv_cache_manager: keep whole contexts for windowed layers too.
         watermark: share of blocks that admission leaves free for running requests.
     """
@@ -28,7 +26,6 @@ class CacheConfig:
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     enable_prefix_caching: bool = True
-    cache_dtype: Literal["auto"] = "auto"
     disable_hybrid_kv_cache_manager: bool = False
     watermark: float = 0.01
 
@@ -44,7 +41,5 @@ class CacheConfig:
             raise ConfigError(
                 f"kv_cache_memory_bytes={self.kv_cache_memory_bytes}: pass a positive size"
             )
-        if self.cache_dtype != "auto":
-            raise ConfigError(
-                f"kv_cache_dtype={self.cache_dtype!r} is not supported; leave it at 'auto'"
-            )
+        if not 0 <= self.watermark < 1:
+            raise ConfigError(f"watermark={self.watermark}: pass a share from 0 to below 1")

@@ -36,8 +36,6 @@ class ModelConfig:
         logprobs_mode: whether logprobs are taken before or after penalties and masks.
         skip_tokenizer_init: serve token ids only; text is refused.
         trust_remote_code: consent to run code that comes with the checkpoint.
-        enforce_eager: accepted for upstream's sake; this engine never captures or compiles.
-        model_impl: "auto", "vllm" or "transformers".
         chat_template: the server's own template text, or None for the tokenizer's.
     """
 
@@ -61,8 +59,6 @@ class ModelConfig:
     revision: str | None = None
     tokenizer_revision: str | None = None
     tokenizer_mode: str = "auto"
-    enforce_eager: bool = False
-    model_impl: Literal["auto", "vllm", "transformers"] = "auto"
     chat_template: str | None = None
 
     def __post_init__(self) -> None:

@@ -3,6 +3,8 @@
 
 from dataclasses import dataclass
 
+from vllm.exceptions import ConfigError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservabilityConfig:
@@ -15,3 +17,7 @@ class ObservabilityConfig:
 
     disable_log_stats: bool = False
     log_interval_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not self.log_interval_s > 0:
+            raise ConfigError(f"log_interval_s={self.log_interval_s}: pass seconds above 0")

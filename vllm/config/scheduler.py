@@ -35,6 +35,15 @@ class SchedulerConfig:
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: pass at least 1")
+        for name in ("max_waiting_requests", "max_waiting_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ConfigError(f"{name}={value}: pass 0 or more, or None for no bound")
+        if self.long_prefill_token_threshold < 0:
+            raise ConfigError(
+                f"long_prefill_token_threshold={self.long_prefill_token_threshold}: pass 0 (no "
+                "cap) or more"
+            )
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
             raise ConfigError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_model_len="

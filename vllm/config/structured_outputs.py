@@ -4,6 +4,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from vllm.exceptions import ConfigError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputsConfig:
@@ -22,3 +24,21 @@ class StructuredOutputsConfig:
     max_choices: int = 1_024
     compile_timeout_s: float = 10.0
     cache_size: int = 64
+
+    def __post_init__(self) -> None:
+        if self.backend not in ("auto", "guidance"):
+            raise ConfigError(
+                f"structured_outputs_config: backend={self.backend!r} is not supported; pass "
+                "'auto' or 'guidance'"
+            )
+        for name in ("max_spec_bytes", "max_choices", "cache_size"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ConfigError(
+                    f"structured_outputs_config: {name}={value!r}: pass a whole number, at least 1"
+                )
+        seconds = self.compile_timeout_s
+        if type(seconds) not in (int, float) or not 0 < seconds < float("inf"):
+            raise ConfigError(
+                f"structured_outputs_config: compile_timeout_s={seconds!r}: pass seconds above 0"
+            )

@@ -9,10 +9,11 @@ here: `create_engine_config` turns the typed into the resolved, see `resolve`.
 import argparse
 import dataclasses
 from dataclasses import MISSING, dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_args
 
 from vllm.config import VllmConfig
 from vllm.config.load import LOAD_FORMATS
+from vllm.config.model import LogprobsMode
 from vllm.engine.arg_spec import (
     ArgSpec,
     add_flag,
@@ -22,10 +23,10 @@ from vllm.engine.arg_spec import (
     length_or_auto,
 )
 from vllm.engine.unsupported_args import UNSUPPORTED, check_unsupported, read_value
+from vllm.exceptions import ConfigError
 
 _MODEL, _LOAD, _CACHE = "Model", "Loading", "KV cache"
 _STEP, _SAMPLING, _OTHER = "Scheduling", "Sampling", "Engine"
-_LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 
 Args = TypeVar("Args", bound="EngineArgs")
 
@@ -74,7 +75,7 @@ class EngineArgs:
         None, "Fields of the model's configuration to replace.", _MODEL, dict, parse=json_object
     )
     model_impl: str = arg(
-        "auto", "Whose model code.", _MODEL, choices=("auto", "vllm", "transformers")
+        "auto", "Whose model code; this version has its own only.", _MODEL, choices=("auto", "vllm")
     )
     chat_template: str | None = arg(
         None, "Chat template, as text or file, if not the tokenizer's.", _MODEL, str
@@ -104,6 +105,9 @@ class EngineArgs:
     enable_prefix_caching: bool | None = arg(
         None, "Share blocks between requests with equal prefixes; on if left out.", _CACHE, bool
     )
+    watermark: float = arg(
+        0.01, "Share of the blocks that admission leaves free for running requests.", _CACHE
+    )
     disable_hybrid_kv_cache_manager: bool | None = arg(
         None, "Keep whole contexts for windowed layers too.", _CACHE, bool
     )
@@ -121,6 +125,9 @@ class EngineArgs:
     )
     enable_chunked_prefill: bool | None = arg(
         None, "Let a prompt span several steps; on if left out.", _STEP, bool
+    )
+    long_prefill_token_threshold: int = arg(
+        0, "Most tokens one prompt gets in a step; 0 is no cap.", _STEP, unit="tokens"
     )
     scheduling_policy: str = arg("fcfs", "Who goes first.", _STEP, choices=("fcfs", "priority"))
     max_waiting_requests: int | None = arg(
@@ -151,7 +158,7 @@ class EngineArgs:
         "raw_logprobs",
         "Logprobs before or after penalties and masks.",
         _SAMPLING,
-        choices=_LOGPROBS_MODES,
+        choices=get_args(LogprobsMode),
     )
     structured_outputs_config: dict[str, Any] | None = arg(
         None, "Limits on grammars, e.g. max_spec_bytes.", _SAMPLING, dict, parse=json_object
@@ -165,6 +172,9 @@ class EngineArgs:
     )
     enforce_eager: bool = arg(False, "Taken for upstream's sake: nothing is compiled.", _OTHER)
     disable_log_stats: bool = arg(False, "Keep no statistics.", _OTHER)
+    log_interval_s: float = arg(
+        10.0, "Time between lines of statistics in the log.", _OTHER, unit="seconds"
+    )
 
     _specs: ClassVar[dict[str, ArgSpec]]
 
@@ -176,6 +186,11 @@ class EngineArgs:
             TypeError: there is no such argument.
         """
         arguments["model"] = model
+        if arguments.get("model_impl") == "transformers":
+            raise ConfigError(
+                "model_impl='transformers': the Transformers modeling backend is not in this "
+                "version; pass 'auto' or 'vllm' and a model of a supported architecture"
+            )
         known = {f.name: f for f in dataclasses.fields(self)}
         check_unsupported({k: v for k, v in arguments.items() if k not in known}, known)
         for name, field in known.items():

@@ -21,14 +21,13 @@ from vllm.config import (
     VllmConfig,
 )
 from vllm.engine.arg_spec import human_int, length_or_auto
+from vllm.engine.arguments import Arguments
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 
 if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig
-
-    from vllm.engine.arg_utils import EngineArgs
 
 logger = init_logger(__name__)
 
@@ -50,7 +49,7 @@ _DTYPES = ("float16", "bfloat16", "float32")
 _MAX_TEMPLATE_CHARS = 1_000_000
 
 
-def resolve(args: "EngineArgs") -> VllmConfig:
+def resolve(args: Arguments) -> VllmConfig:
     """The configuration that `args` ask for.
 
     Raises:
@@ -68,12 +67,14 @@ def resolve(args: "EngineArgs") -> VllmConfig:
             distributed_executor_backend=args.distributed_executor_backend or "uni",  # type: ignore[arg-type]
         ),
         structured_outputs_config=_structured_outputs_config(args.structured_outputs_config),
-        observability_config=ObservabilityConfig(disable_log_stats=args.disable_log_stats),
+        observability_config=ObservabilityConfig(
+            disable_log_stats=args.disable_log_stats, log_interval_s=args.log_interval_s
+        ),
         attention_backend=args.attention_backend,
     )
 
 
-def resolve_model_config(args: "EngineArgs") -> ModelConfig:
+def resolve_model_config(args: Arguments) -> ModelConfig:
     """The model's part."""
     from vllm.transformers_utils.config import (
         get_config,
@@ -106,8 +107,6 @@ def resolve_model_config(args: "EngineArgs") -> ModelConfig:
         revision=args.revision,
         tokenizer_revision=args.tokenizer_revision or args.revision,
         tokenizer_mode=args.tokenizer_mode,
-        enforce_eager=args.enforce_eager,
-        model_impl=args.model_impl,  # type: ignore[arg-type]
         chat_template=_chat_template(args.chat_template),
     )
 
@@ -183,7 +182,7 @@ def model_length_limit(hf_config: "PretrainedConfig") -> int | None:
     return int(limit)
 
 
-def generation_defaults(args: "EngineArgs", own: Mapping[str, Any]) -> dict[str, Any]:
+def generation_defaults(args: Arguments, own: Mapping[str, Any]) -> dict[str, Any]:
     """Sampling fields from the model's generation config, or the folder that was named.
 
     Raises:
@@ -210,7 +209,7 @@ def generation_defaults(args: "EngineArgs", own: Mapping[str, Any]) -> dict[str,
     return {_GENERATION_FIELDS.get(k, k): v for k, v in merged.items() if v is not None}
 
 
-def _locate(args: "EngineArgs") -> tuple[str, Path]:
+def _locate(args: Arguments) -> tuple[str, Path]:
     """Name and place of the model; fetched if need be."""
     from vllm.transformers_utils.repo_utils import resolve_model
 
@@ -256,7 +255,7 @@ def _chat_template(given: str | None) -> str | None:
     return text
 
 
-def _cache_config(args: "EngineArgs") -> CacheConfig:
+def _cache_config(args: Arguments) -> CacheConfig:
     return CacheConfig(
         block_size=DEFAULT_BLOCK_SIZE if args.block_size is None else args.block_size,
         gpu_memory_utilization=_memory_share(args.gpu_memory_utilization),
@@ -264,6 +263,7 @@ def _cache_config(args: "EngineArgs") -> CacheConfig:
         num_gpu_blocks_override=args.num_gpu_blocks_override,
         enable_prefix_caching=args.enable_prefix_caching is not False,
         disable_hybrid_kv_cache_manager=bool(args.disable_hybrid_kv_cache_manager),
+        watermark=args.watermark,
     )
 
 
@@ -276,7 +276,7 @@ def _memory_share(given: float | None) -> float:
     return DEFAULT_CPU_MEMORY_SHARE if current_platform().is_cpu() else DEFAULT_GPU_MEMORY_SHARE
 
 
-def _scheduler_config(args: "EngineArgs", max_model_len: int) -> SchedulerConfig:
+def _scheduler_config(args: Arguments, max_model_len: int) -> SchedulerConfig:
     chunked = args.enable_chunked_prefill is not False
     budget = _human("max_num_batched_tokens", args.max_num_batched_tokens)
     if budget is None:
@@ -287,6 +287,7 @@ def _scheduler_config(args: "EngineArgs", max_model_len: int) -> SchedulerConfig
         max_num_seqs=DEFAULT_MAX_NUM_SEQS if args.max_num_seqs is None else args.max_num_seqs,
         max_model_len=max_model_len,
         enable_chunked_prefill=chunked,
+        long_prefill_token_threshold=args.long_prefill_token_threshold,
         policy=args.scheduling_policy,  # type: ignore[arg-type]
         max_waiting_requests=args.max_waiting_requests,
         max_waiting_tokens=args.max_waiting_tokens,

@@ -60,7 +60,6 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     "kv_events_config": Unsupported((None,), _NO_TRANSFER),
     "kv_transfer_config": Unsupported((None,), _NO_TRANSFER),
     "limit_mm_per_prompt": Unsupported((None, {}), _TEXT_ONLY),
-    "long_prefill_token_threshold": Unsupported((0,), "prompts are cut by the step's budget"),
     "lora_modules": Unsupported((None, []), _NO_LORA),
     "max_cpu_loras": Unsupported((None,), _NO_LORA),
     "max_long_partial_prefills": Unsupported((1,), "prompts are cut by the step's budget"),

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, NoReturn
 
 from vllm.exceptions import VLLMValidationError
+from vllm.tokenizers.encoding import encode_text, without_repeated_bos
 
 # Set by the engine or by Transformers' renderer; a client cannot replace them.
 _RESERVED = frozenset(
@@ -90,11 +91,8 @@ def render_chat(
         documents=[dict(document) for document in documents] if documents else None,
         **values,
     )
-    ids = [int(i) for i in tokenizer.encode(text, add_special_tokens=False)]
-    bos = getattr(tokenizer, "bos_token_id", None)
-    while bos is not None and ids[:2] == [bos, bos]:
-        del ids[0]
-    return ids
+    ids = encode_text(tokenizer, text, add_special_tokens=False)
+    return without_repeated_bos(tokenizer, ids)
 
 
 def template_variables(template: str) -> frozenset[str]:
@@ -189,6 +187,11 @@ def _join_parts(content: Any, where: str) -> str:
             )
         if not isinstance(part.get("text"), str):
             _refuse("messages", f"{where}.content[{i}].text: pass a string")
+        if part.keys() != {"type", "text"}:
+            _refuse(
+                "messages",
+                f"{where}.content[{i}]: pass {{'type': 'text', 'text': ...}} and nothing more",
+            )
         texts.append(part["text"])
     return "\n".join(texts)
 

@@ -5,6 +5,7 @@ Owns lists of prompts, their order and the progress bar; everything else is the 
 """
 
 import itertools
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,8 @@ class LLM:
         if not config.observability_config.disable_log_stats:
             self._stats = _make_stats(config)
         self.llm_engine = LLMEngine(config, stat_loggers=[self._stats] if self._stats else [])
+        # Callers who step the engine themselves choose their ids: ours must be none of theirs.
+        self._id_prefix = f"llm-{uuid.uuid4().hex[:12]}"
         self._request_counter = itertools.count()
 
     def generate(
@@ -85,7 +88,7 @@ class LLM:
         # All are checked before the first one runs.
         processed = [
             processor.process(
-                str(next(self._request_counter)),
+                f"{self._id_prefix}-{next(self._request_counter)}",
                 prompt,
                 params[i],
                 priority=priorities[i],
@@ -204,27 +207,42 @@ class LLM:
             given = self.get_default_sampling_params()
         if isinstance(given, SamplingParams):
             return [given] * count
+        if not isinstance(given, Sequence):
+            raise VLLMValidationError(
+                f"sampling_params is {type(given).__name__}; pass SamplingParams or a list of them",
+                parameter="sampling_params",
+            )
         return _per_prompt("sampling_params", given, count, None)
 
     def _run(
         self, processed: Sequence[ProcessedInput], use_tqdm: bool | Callable[..., Any]
     ) -> list[RequestOutput]:
-        """Run requests to their end; if that is interrupted, leave nothing behind."""
+        """Run requests to their end; if that is interrupted, leave nothing behind.
+
+        Outputs of other requests, which the caller has added to the engine, wait for its `step`.
+        """
         ids = [item.core_request.request_id for item in processed]
         progress = _Progress(len(processed), use_tqdm)
+        pending = set(ids)
         finished: dict[str, RequestOutput] = {}
+        others: list[RequestOutput] = []
         try:
             for item in processed:
                 self.llm_engine.add_processed(item)
-            while len(finished) < len(ids):
+            while pending:
                 for output in self.llm_engine.step():
-                    finished[output.request_id] = output
-                    progress.add(output)
+                    if output.request_id not in pending:
+                        others.append(output)
+                    elif output.finished:
+                        pending.discard(output.request_id)
+                        finished[output.request_id] = output
+                        progress.add(output)
         except BaseException:
             self.llm_engine.abort_request(ids, quiet=True)
             raise
         finally:
             progress.close()
+            self.llm_engine.put_back(others)
         failed = [output for output in finished.values() if output.error is not None]
         if failed:
             logger.error("%d of %d prompts failed: %s", len(failed), len(ids), failed[0].error)
@@ -286,6 +304,8 @@ def as_prompt_list(prompts: Any) -> list[PromptType]:
     """One prompt or many, as a list."""
     if isinstance(prompts, str | dict):
         return [prompts]  # type: ignore[list-item]
+    if isinstance(prompts, bytes | bytearray):
+        raise VLLMValidationError("prompts is bytes; decode it to text", parameter="prompts")
     if isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], int):
         return [list(prompts)]
     if isinstance(prompts, Sequence):

@@ -4,6 +4,18 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+# What a row's own sampling fields can make impossible; the client is told so (HTTP 400).
+ALL_MASKED = (
+    "no token may be drawn: structured_outputs, allowed_token_ids, bad_words and min_tokens "
+    "together exclude the whole vocabulary"
+)
+
+OVERFLOW = (
+    "penalties and logit_bias drive a logit beyond what float32 holds; bring repetition_penalty "
+    "closer to 1"
+)
+REQUEST_FAULTS = frozenset({ALL_MASKED, OVERFLOW})
+
 
 class LogprobsLists(NamedTuple):
     """Logprobs of some positions. Column 0 is the sampled (or prompt) token itself, columns 1

@@ -6,13 +6,10 @@ The scheduler owns these; nobody else changes one.
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
+from vllm.v1.core.block_hash import BlockHash
 from vllm.v1.engine.messages import EngineCoreRequest, FinishReason
 from vllm.v1.outputs import LogprobsLists
-
-if TYPE_CHECKING:
-    from vllm.v1.core.kv_cache_utils import BlockHash
 
 
 class RequestStatus(enum.IntEnum):

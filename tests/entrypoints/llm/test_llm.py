@@ -246,6 +246,19 @@ def test_the_engine_can_be_stepped_by_hand(llm: LLM) -> None:
     assert (text, reasons) == ({"one": 6, "two": 0}, {"one": "length", "two": "abort"})
 
 
+def test_requests_of_the_callers_own_do_not_mix_with_generate(llm: LLM) -> None:
+    engine = llm.llm_engine
+    own = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+    for request_id in ("x", "0", "1"):
+        engine.add_request(request_id, "the dog", own)
+    (told,) = llm.generate(["a list"], GREEDY, use_tqdm=False)
+    assert told.finished
+    assert len(told.outputs[0].token_ids) == 12
+    seen = engine.step()
+    assert {o.request_id for o in seen if o.finished} == {"x", "0", "1"}
+    assert not engine.has_unfinished_requests()
+
+
 def test_model_defaults(tiny_model: TinyModel) -> None:
     override = {"temperature": 0.3, "top_k": 4}
     llm = LLM(
@@ -265,6 +278,9 @@ def test_model_defaults(tiny_model: TinyModel) -> None:
 def test_arguments_that_cannot_be_served_stop_the_start(path: Path) -> None:
     with pytest.raises(ConfigError, match="enable_lora"):
         LLM(str(path), enable_lora=True)
+    for name in ("max_waiting_requests", "max_waiting_tokens"):
+        with pytest.raises(ConfigError, match=f"{name}=1: only the server"):
+            LLM(str(path), max_model_len=64, kv_cache_memory_bytes="2M", **{name: 1})
     with pytest.raises(TypeError, match="max_model_len"):
         LLM(str(path), max_modl_len=5)
 

@@ -32,6 +32,10 @@ class CharTokenizer:
         """Code points, after the begin marker if wanted."""
         return ([BOS] if add_special_tokens else []) + [ord(char) for char in text]
 
+    def get_vocab(self) -> dict[str, int]:
+        """The begin marker stands for the vocabulary: no other token has a longer name."""
+        return {"<s>": BOS}
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """The text of `token_ids`."""
         return "".join(self.convert_ids_to_tokens(token_ids))
@@ -42,7 +46,8 @@ class CharTokenizer:
 
     def apply_chat_template(self, messages: Any, **options: Any) -> str:
         """The begin marker's text, then roles and contents."""
-        head = "\0" + "".join(f"{m['role']}:{m['content']}\n" for m in messages)
+        tools = "".join(tool["function"]["name"] + ";" for tool in options.get("tools") or ())
+        head = "\0" + tools + "".join(f"{m['role']}:{m['content']}\n" for m in messages)
         return head + ("assistant:" if options.get("add_generation_prompt") else "")
 
     def convert_ids_to_tokens(self, token_ids: Sequence[int]) -> list[str]:
@@ -91,6 +96,7 @@ class ScriptedEngine:
         step_s: seconds per step.
         error: raised in place of the first output.
         error_at: with `late_error`, the step before which that is raised.
+        room: outputs that there is ever room for at once.
         seen: prompt, parameters and priority of every request.
         active: requests that have begun and not ended; `aborted` were closed early.
     """
@@ -102,6 +108,7 @@ class ScriptedEngine:
     error_at: int = 1
     num_cached_tokens: int | None = 0
     errored: bool = False
+    room: int | None = None
     generation_defaults: dict[str, Any] = field(default_factory=dict)
     tokenizer: Any = field(default_factory=CharTokenizer)
     seen: list[tuple[Any, SamplingParams, int]] = field(default_factory=list)
@@ -118,6 +125,12 @@ class ScriptedEngine:
             generation_defaults=self.generation_defaults,
             chat_template=None,
         )
+
+    def check_room(self, requests: Sequence[tuple[int, int]]) -> None:
+        """Refuse more outputs than `room`."""
+        num_outputs = sum(n for n, _ in requests)
+        if self.room is not None and num_outputs > self.room:
+            raise VLLMValidationError(f"{num_outputs} outputs at once", parameter="prompt")
 
     async def check_health(self) -> None:
         """Raise once dead."""

@@ -96,8 +96,8 @@ async def test_the_first_chunk_has_the_role_and_no_other(make_api):
         assert all(delta.get("content") != "" for delta in deltas[1:])
 
 
-async def test_held_back_text_makes_no_empty_chunk(make_api):
-    steps = [Step("", [97], [row(97, "a")]), Step("ab", [98], [row(98, "b")]), Step("", [BOS])]
+async def test_the_last_chunk_may_have_no_text(make_api):
+    steps = [Step("ab", [97, 98], [row(97, "a"), row(98, "b")]), Step("", [BOS])]
     got = await stream(make_api(ScriptedEngine([Script(steps)])))
     assert [c["delta"] for c in got.choices()[1:]] == [{"content": "ab"}, {}]
     assert got.choices()[-1]["finish_reason"] == "stop"
@@ -172,6 +172,18 @@ async def test_max_tokens_default_is_the_room_left(api, fields, max_tokens):
 
 
 @pytest.mark.parametrize(
+    ("fields", "max_tokens"), [({}, 9), ({"max_tokens": 4}, 4), ({"min_tokens": 12}, 12)]
+)
+async def test_max_tokens_default_may_be_the_models(make_api, fields, max_tokens):
+    engine = ScriptedEngine(generation_defaults={"max_tokens": 9})
+    await chat(make_api(engine), **fields)
+    assert engine.seen[0][1].max_tokens == max_tokens
+    capped = ScriptedEngine(generation_defaults={"max_tokens": 900})
+    await chat(make_api(capped))
+    assert capped.seen[0][1].max_tokens == 64 - len(capped.seen[0][0]["prompt_token_ids"])
+
+
+@pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"messages": []}, "messages"),
@@ -193,6 +205,10 @@ async def test_max_tokens_default_is_the_room_left(api, fields, max_tokens):
                     }
                 ]
             },
+            "messages",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "y": 1}]}]},
             "messages",
         ),
         ({"max_tokens": 0}, "max_tokens"),
@@ -224,6 +240,9 @@ async def test_wrong_field_is_named(api, fields, param):
 async def test_neutral_tool_fields_pass(api):
     fields = {"tool_choice": "none", "tools": [{"type": "function", "function": {"name": "f"}}]}
     assert (await chat(api, **fields)).status_code == 200
+    shown = await api.post("/tokenize", {"messages": MESSAGES, **fields})
+    assert shown.json()["tokens"] == api.engine.seen[0][0]["prompt_token_ids"]
+    assert ord("f") in shown.json()["tokens"]
     fields = {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True}
     assert (await chat(api, **fields)).status_code == 200
 

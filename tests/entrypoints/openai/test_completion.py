@@ -158,16 +158,6 @@ async def test_stream_options_need_a_stream(api):
     assert (response.status_code, response.json()["error"]["param"]) == (400, "stream_options")
 
 
-async def test_held_back_text_makes_no_empty_chunk_and_loses_no_logprob(make_api):
-    steps = [Step("", [97], [row(97, "a")]), Step("", [98], [row(98, "b")])]
-    steps.append(Step("abc", [99], [row(99, "c")]))
-    api = make_api(ScriptedEngine([Script(steps)]))
-    stream = await api.stream(logprobs=1)
-    assert len(stream.choices()) == 1
-    assert stream.choices()[0]["logprobs"]["tokens"] == ["a", "b", "c"]
-    assert stream.choices()[0]["logprobs"]["text_offset"] == [0, 1, 2]
-
-
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_empty_output_is_an_answer(make_api, n, stream):
@@ -203,6 +193,32 @@ async def test_n_choices_of_different_length_each_come_whole(make_api, n):
 async def test_max_tokens_default_yields_to_the_room_that_is_left(api, fields, max_tokens):
     assert (await api.complete(**fields)).status_code == 200
     assert api.engine.seen[0][1].max_tokens == max_tokens
+
+
+@pytest.mark.parametrize(
+    ("fields", "max_tokens"), [({}, 9), ({"max_tokens": 4}, 4), ({"prompt": "x" * 60}, 3)]
+)
+async def test_max_tokens_default_may_be_the_models(make_api, fields, max_tokens):
+    engine = ScriptedEngine(generation_defaults={"max_tokens": 9})
+    assert (await make_api(engine).complete(**fields)).status_code == 200
+    assert engine.seen[0][1].max_tokens == max_tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_body_is_judged_as_a_whole_before_any_of_it_runs(make_api, stream):
+    api = make_api(ScriptedEngine(room=4))
+    response = await api.complete(prompt=["a", "b", "c"], n=2, stream=stream)
+    assert response.status_code == 400 and not api.engine.seen
+    assert (await api.complete(prompt=["a", "b"], n=2, stream=stream)).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/completions"])
+async def test_a_prompt_that_begins_with_the_begin_token_gets_no_second(api, path):
+    response = await api.post(path, {"prompt": "\0ab"})
+    if path == "/tokenize":
+        assert response.json()["tokens"] == [BOS, 97, 98]
+    else:
+        assert api.engine.seen[0][0]["prompt_token_ids"] == [BOS, 97, 98]
 
 
 async def test_model_defaults_apply_only_where_the_request_is_silent(make_api):

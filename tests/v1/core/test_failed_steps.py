@@ -3,7 +3,13 @@
 
 import pytest
 
-from tests.v1.core.utils import Engine, create_request, create_requests, create_scheduler
+from tests.v1.core.utils import (
+    Engine,
+    StepFailure,
+    create_request,
+    create_requests,
+    create_scheduler,
+)
 from vllm.v1.engine.messages import FinishReason
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import RequestStatus
@@ -26,6 +32,24 @@ def test_a_poisoned_request_ends_alone(culprit: str, budget: int, num_blocks: in
     assert engine.collected[culprit].finish_reason is FinishReason.ERROR
     assert engine.collected[culprit].outputs[-1].error == "poisoned"
     engine.check_against_solo(*(r.request_id for r in requests if r.request_id != culprit))
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_step_that_is_restarted_ends_nobody(n: int) -> None:
+    requests = create_requests(n, 9, max_tokens=6, ignore_eos=True)
+    engine = engine_with(*requests)
+    for _ in range(2):
+        engine.step()
+    engine.model.poison.add("r0")
+    step = engine.scheduler.schedule()
+    with pytest.raises(StepFailure):
+        engine.model.execute(step)
+    engine.model.poison.clear()
+    engine.scheduler.restart_step(step)
+    engine.scheduler.check_integrity()
+    assert len(engine.step().num_scheduled_tokens) == n  # nobody is suspected
+    engine.run()
+    engine.check_against_solo()
 
 
 def test_all_poisoned_all_end() -> None:

@@ -149,13 +149,20 @@ def test_a_request_can_be_aborted_while_its_grammar_is_made() -> None:
     assert not engine.scheduler.has_requests() and grammars.cleared == ["g"]
 
 
-def test_held_requests_count_for_the_bounds_of_the_queue() -> None:
-    engine = engine_of(ScriptedGrammars(), max_waiting_requests=1)
+def test_an_end_that_is_still_to_be_told_survives_a_restarted_step() -> None:
+    grammars = ScriptedGrammars()
+    engine = engine_of(grammars)
+    engine.add(constrained("g"), create_request("plain", 9))
+    engine.step()
+    grammars.broken.add("g")
+    engine.scheduler.restart_step(engine.scheduler.schedule())
+    assert engine.collected["g"].finish_reason is None
+    engine.run()
+    assert engine.collected["g"].finish_reason is FinishReason.ERROR
+    engine.check_against_solo("plain")
+
+
+def test_held_requests_are_counted_as_waiting() -> None:
+    engine = engine_of(ScriptedGrammars())
     engine.add(constrained("g"))
     assert engine.scheduler.get_request_counts() == (0, 1)
-    try:
-        engine.add(create_request("plain", 9))
-    except Exception as error:
-        assert "overloaded" in str(error)
-    else:
-        raise AssertionError("taken though the queue is full")

@@ -86,6 +86,22 @@ def test_a_refused_allocation_takes_nothing() -> None:
     manager.check_integrity([])
 
 
+def test_a_token_that_has_room_takes_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = manager_of(full_spec(), window_spec(6))
+    a = Request(create_request("a", 5), manager.hash_blocks)
+    assert manager.allocate_slots(a, 5, *manager.get_computed_blocks(a)[:1]) is not None
+    held = manager.get_block_ids("a")
+    a.num_computed_tokens = 5
+    a.append_output_token(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(manager.block_pool, "get_new_blocks", None)
+        blocks = manager.allocate_slots(a, 3)  # up to the end of the second block of 4
+    assert blocks is not None and blocks.get_new_block_ids() is None
+    assert manager.get_block_ids("a") == held
+    blocks = manager.allocate_slots(a, 4)
+    assert blocks is not None and blocks.get_new_block_ids() is not None
+
+
 def test_admission_beside_others_leaves_the_watermark_and_room_for_the_whole_prompt() -> None:
     manager = manager_of(full_spec(), num_blocks=11, watermark=0.2)
     request = request_of(manager, "a", list(range(33)))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.v1.core.utils import Engine, create_request, create_scheduler, full_spec, window_spec
-from vllm.exceptions import EngineOverloadedError, VLLMValidationError
+from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.messages import FinishReason
 from vllm.v1.request import RequestStatus
 
@@ -44,7 +44,6 @@ class RandomLife:
                 enable_chunked_prefill=chunked,
                 long_prefill_token_threshold=rng.choice([0, 0, 3]),
                 policy=rng.choice(["fcfs", "priority"]),
-                max_waiting_requests=rng.choice([None, 5]),
             )
         )
         self.num_added = 0
@@ -71,7 +70,7 @@ class RandomLife:
         self.num_added += 1
         try:
             self.engine.add(request)
-        except (EngineOverloadedError, VLLMValidationError):
+        except VLLMValidationError:
             return
         kind = rng.random()
         if kind < 0.03:

@@ -14,7 +14,7 @@ from tests.v1.core.utils import (
     run_all,
     window_spec,
 )
-from vllm.exceptions import EngineOverloadedError, VLLMValidationError
+from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.messages import FinishReason
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
@@ -246,32 +246,6 @@ def test_an_id_in_use_is_refused() -> None:
     scheduler.add_request(create_request("a", 3))
     with pytest.raises(VLLMValidationError, match="in use"):
         scheduler.add_request(create_request("a", 3))
-
-
-def test_a_full_queue_refuses_and_counts() -> None:
-    engine = Engine(create_scheduler(max_num_seqs=1, max_waiting_requests=4))
-    admitted = 0
-    for request in create_requests(50):
-        try:
-            engine.add(request)
-            admitted += 1
-        except EngineOverloadedError as error:
-            assert "max_waiting_requests=4" in str(error)
-    assert admitted == 4 and engine.scheduler.bounds.num_refused == 46
-    engine.step()
-    engine.add(create_request("next", 5))
-    engine.run()
-    engine.check_against_solo()
-
-
-def test_waiting_tokens_are_bounded_but_a_lone_long_prompt_is_taken() -> None:
-    scheduler = create_scheduler(max_waiting_tokens=20)
-    scheduler.add_request(create_request("a", 30))
-    with pytest.raises(EngineOverloadedError, match="30 tokens wait"):
-        scheduler.add_request(create_request("b", 1))
-    Engine(scheduler).run()
-    scheduler.add_request(create_request("c", 15))
-    scheduler.add_request(create_request("d", 5))
 
 
 def drawn_by(prompt: list[int], n: int) -> list[int]:

@@ -129,8 +129,10 @@ def test_a_bounded_queue_refuses_at_once_and_serves_the_rest(tiny_model: TinyMod
     async def scenario(engine: AsyncLLM) -> None:
         params: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True}
         params["output_kind"] = RequestOutputKind.FINAL_ONLY
-        with pytest.raises(EngineOverloadedError):
+        with pytest.raises(VLLMValidationError, match="ever takes"):
             await collect(engine, "many", n=6, **params)
+        with pytest.raises(VLLMValidationError, match="scheduling_policy"):
+            await anext(engine.generate(TEXT, SamplingParams(**params), "first", priority=-1))
         started = time.monotonic()
         tasks = [asyncio.create_task(collect(engine, str(i), **params)) for i in range(50)]
         results = await asyncio.gather(*tasks, return_exceptions=True)

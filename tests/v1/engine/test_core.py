@@ -94,6 +94,32 @@ def test_an_interrupt_in_a_step_leaves_requests_that_can_be_aborted(core: Engine
     assert len(tokens(run(core)["a"])) == 4
 
 
+@pytest.mark.parametrize("names", [["a"], ["a", "bb"]])
+def test_an_interrupted_step_can_be_stepped_again(core: EngineCore, names: list[str]) -> None:
+    for name in names:
+        core.add_request(request(name))
+    alone = {name: tokens(told) for name, told in run(core).items()}
+    execute = core.executor.execute_model
+
+    def interrupted(*args: Any) -> Any:
+        execute(*args)
+        raise KeyboardInterrupt
+
+    for name in names:
+        core.add_request(request(name))
+    outputs = core.step().outputs
+    core.executor.execute_model = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        core.step()
+    core.executor.execute_model = execute  # type: ignore[method-assign]
+    core.scheduler.check_integrity()
+    told = run(core)
+    for name in names:
+        first = [t for o in outputs if o.request_id == name for t in o.new_token_ids]
+        assert first + tokens(told[name]) == alone[name]
+        assert told[name][-1].finish_reason is FinishReason.LENGTH
+
+
 def test_the_length_may_be_left_to_the_cache(tiny_model: TinyModel) -> None:
     args = EngineArgs(
         str(tiny_model()), dtype="float32", num_gpu_blocks_override=9, max_model_len="auto"

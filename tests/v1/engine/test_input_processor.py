@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.v1.engine.utils import AcceptsAll, make_input_processor, make_model_config
+from tests.detokenizer.utils import piece_tokenizer
+from tests.v1.engine.utils import PIECES, AcceptsAll, make_input_processor, make_model_config
 from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
@@ -145,6 +146,16 @@ def test_adapters_and_wild_priorities_are_refused() -> None:
     for priority in (2**40, 1.5, True):
         with pytest.raises(VLLMValidationError, match="priority"):
             processor.process("r", "A", SamplingParams(), priority=priority)  # type: ignore[arg-type]
+
+
+def test_priorities_need_the_policy_that_heeds_them() -> None:
+    with pytest.raises(VLLMValidationError, match='scheduling_policy="priority"') as info:
+        make_input_processor().process("r", "A", SamplingParams(), priority=1)
+    assert info.value.parameter == "priority"
+    processor = InputProcessor(
+        make_model_config(), piece_tokenizer(*PIECES), AcceptsAll(), takes_priority=True
+    )
+    assert processor.process("r", "A", SamplingParams(), priority=1).core_request.priority == 1
 
 
 def test_the_callers_parameters_are_left_alone() -> None:

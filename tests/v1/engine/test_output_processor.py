@@ -201,6 +201,18 @@ def test_statistics_count_tokens_and_times() -> None:
     assert finished.e2e_latency > 0
 
 
+def test_the_other_outputs_of_a_failed_request_count_as_aborted() -> None:
+    processor = make_output_processor()
+    queued(processor, n=3)
+    stats = IterationStats()
+    processor.process_outputs(outputs(token(0, "0_r", finish_reason=FinishReason.LENGTH)), stats)
+    error = EngineCoreOutput(request_id="1_r", finish_reason=FinishReason.ERROR, error="why")
+    processor.process_outputs(outputs(error), stats)
+    assert [f.finish_reason for f in stats.finished_requests] == ["length", "error", "abort"]
+    assert not processor.has_unfinished_requests()
+    processor.add_request(make_request(n=3), None)
+
+
 def test_load_beyond_the_slots_is_counted_in_order_of_arrival() -> None:
     processor = make_output_processor()
     processor.add_request(make_request("a", n=3), None)

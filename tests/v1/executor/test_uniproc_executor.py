@@ -6,13 +6,19 @@ import torch
 from transformers import AutoConfig
 
 from tests.utils import hf_logprobs, random_token_ids
-from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import (
+    CacheConfig,
+    ModelConfig,
+    SchedulerConfig,
+    StructuredOutputsConfig,
+    VllmConfig,
+)
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_utils import get_kv_cache_config
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.messages import EngineCoreRequest
 from vllm.v1.executor import Executor
-from vllm.v1.structured_output import NoStructuredOutput
+from vllm.v1.structured_output import StructuredOutputManager
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 MAX_MODEL_LEN = 160
@@ -53,7 +59,7 @@ def start(config):
         config.scheduler_config,
         config.cache_config,
         kv_cache_config,
-        NoStructuredOutput(),
+        StructuredOutputManager(100, object, StructuredOutputsConfig()),
         log_stats=True,
     )
     return executor, scheduler

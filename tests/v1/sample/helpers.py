@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vllm.config.model import LogprobsMode
 from vllm.sampling_params import SamplingParams
-from vllm.v1.sample.logprobs import LogprobsMode
 from vllm.v1.sample.sampler import Sampler, SamplerOutput
 from vllm.v1.sample.states import SamplingStates
 

@@ -18,7 +18,6 @@ from tests.v1.structured_output.grammars import (
     make_request,
     start,
 )
-from vllm.v1.structured_output import NoStructuredOutput
 
 PERSON = {
     "type": "object",
@@ -226,7 +225,6 @@ def test_a_grammar_that_breaks_on_the_way_ends_only_its_request(tokenizer: Any) 
 
 def test_no_requests_make_no_bitmask(manager: Any) -> None:
     assert manager.grammar_bitmask([]) is None
-    assert NoStructuredOutput().grammar_bitmask([]) is None
     manager.clear("unknown")
 
 

@@ -20,7 +20,7 @@ from tests.v1.structured_output.helpers import (
 from vllm.config import StructuredOutputsConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
-from vllm.v1.structured_output import NoStructuredOutput, StructuredOutputManager
+from vllm.v1.structured_output import StructuredOutputManager
 
 LIMIT_S = 5.0
 
@@ -230,16 +230,6 @@ def test_validation_that_takes_too_long_is_refused_and_works_later() -> None:
         except VLLMValidationError:
             time.sleep(0.01)
     pytest.fail("the manager did not recover")
-
-
-def test_the_do_nothing_manager_refuses_grammars_and_lets_others_pass() -> None:
-    manager = NoStructuredOutput()
-    manager.validate(SamplingParams())
-    with pytest.raises(VLLMValidationError, match="not available"):
-        manager.validate(params_of(regex="a"))
-    with pytest.raises(VLLMValidationError, match="not available"):
-        manager.is_ready(make_request(regex="a"))
-    assert manager.grammar_bitmask([]) is None
 
 
 def test_the_cache_of_grammars_is_bounded() -> None:

@@ -171,9 +171,3 @@ def _log_start(engine: AsyncLLM, total_s: float, engine_s: float) -> None:
         engine_s,
         model.max_model_len,
     )
-    if model.generation_defaults:
-        logger.info(
-            "sampling defaults taken from the model: %s; a request's own values come first, and "
-            "--generation-config vllm leaves the model's out",
-            model.generation_defaults,
-        )

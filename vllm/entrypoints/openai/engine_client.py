@@ -4,7 +4,7 @@
 Knows nothing of HTTP.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
 from vllm.config import ModelConfig
@@ -35,6 +35,15 @@ class EngineClient(Protocol):
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one prompt; closing the generator aborts the request."""
+        ...
+
+    def check_room(self, requests: Sequence[tuple[int, int]]) -> None:
+        """Return if there is room for all of `requests`: outputs and prompt tokens of each.
+
+        Raises:
+            VLLMValidationError: there never is.
+            EngineOverloadedError: there is none now.
+        """
         ...
 
     async def check_health(self) -> None:

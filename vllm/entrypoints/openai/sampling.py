@@ -70,6 +70,27 @@ def to_sampling_params(
     )
 
 
+def default_max_tokens(
+    request: SamplingFields, defaults: Mapping[str, Any], room: int, *, api_default: int | None
+) -> int | None:
+    """`max_tokens` of a request that gives none: the model's default, else the API's.
+
+    A default is no demand: it yields to the room that is left.
+
+    Args:
+        defaults: sampling fields from the model's generation config.
+        room: tokens that the context leaves for the output.
+        api_default: None is all the room there is.
+    """
+    default: int | None = defaults.get("max_tokens", api_default)
+    if default is None:
+        return None
+    min_tokens = request.min_tokens
+    if min_tokens is None:
+        min_tokens = int(defaults.get("min_tokens", 0))
+    return max(min(default, max(1, room)), min_tokens)
+
+
 def _logit_bias(bias: dict[str, float] | None) -> dict[int, float] | None:
     if not bias:
         return None

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the serving classes of all endpoints share: the engine, names, tokenizing, usage."""
 
-import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
@@ -16,15 +15,14 @@ from starlette.responses import Response
 from vllm.entrypoints.openai.engine_client import EngineClient
 from vllm.entrypoints.openai.errors import ServerShuttingDownError
 from vllm.entrypoints.openai.protocol import PromptTokensDetails, SamplingFields, UsageInfo
-from vllm.entrypoints.openai.streams import InFlight, merge_generators
+from vllm.entrypoints.openai.streams import InFlight, merge_generators, sse_event
 from vllm.exceptions import ModelNotFoundError, RequestFailedError, VLLMValidationError
 from vllm.inputs import TokensPrompt
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
+from vllm.tokenizers.encoding import check_text_can_fit, encode_text, run_tokenizer
 from vllm.v1.metrics.loggers import PrometheusStatLogger
-
-# Texts up to this length are tokenized in the event loop; longer ones would stall it.
-MAX_INLINE_CHARS = 4_096
+from vllm.v1.outputs import REQUEST_FAULTS
 
 
 @dataclass(slots=True)
@@ -33,7 +31,6 @@ class ServerState:
 
     Attributes:
         served_model_names: names that requests may use; the first is reported.
-        tokenizer_thread: one thread, since tokenizers keep state while they encode.
     """
 
     engine: EngineClient
@@ -42,9 +39,6 @@ class ServerState:
     stats: PrometheusStatLogger | None = None
     in_flight: InFlight = field(default_factory=InFlight)
     started_at: int = field(default_factory=lambda: int(time.time()))
-    tokenizer_thread: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
-    )
 
     @property
     def model_name(self) -> str:
@@ -92,6 +86,25 @@ class UsageCounter:
         )
 
 
+class StreamPlan(Protocol):
+    """What the chunks of one stream have in common."""
+
+    @property
+    def request(self) -> SamplingFields:
+        """What was asked."""
+        ...
+
+    @property
+    def id(self) -> str:
+        """The answer's id."""
+        ...
+
+    @property
+    def created(self) -> int:
+        """When the answer began, in seconds since the epoch."""
+        ...
+
+
 class OpenAIServing:
     """Base of the serving classes."""
 
@@ -118,18 +131,11 @@ class OpenAIServing:
         """Longest prompt plus output."""
         return self.engine.model_config.max_model_len
 
-    async def run_tokenizer(self, call: Any, *args: Any, size: int) -> Any:
-        """Call `call(*args)`, off the event loop when `size` characters are many."""
-        if size <= MAX_INLINE_CHARS:
-            return call(*args)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.state.tokenizer_thread, call, *args)
-
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`.
 
         Raises:
-            VLLMValidationError: the server runs without a tokenizer.
+            VLLMValidationError: the server runs without a tokenizer, or the text cannot fit.
         """
         tokenizer = await self.engine.get_tokenizer()
         if tokenizer is None:
@@ -137,11 +143,9 @@ class OpenAIServing:
                 "prompt: this server runs without a tokenizer; pass token ids", parameter="prompt"
             )
 
-        def run() -> list[int]:
-            return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
-
-        ids: list[int] = await self.run_tokenizer(run, size=len(text))
-        return ids
+        check_text_can_fit(tokenizer, len(text), self.max_model_len)
+        encode = partial(encode_text, tokenizer, text, add_special_tokens=add_special_tokens)
+        return await run_tokenizer(encode, size=len(text))
 
     async def silent_token_ids(self, params: SamplingParams) -> frozenset[int]:
         """Ids that leave no text in the output."""
@@ -160,8 +164,12 @@ class OpenAIServing:
         """Outputs of all prompts as they come, each with its prompt's position.
 
         Raises:
+            VLLMValidationError: the engine never has room for all of them at once.
+            EngineOverloadedError: it has none now; then none of them has been started.
             RequestFailedError: the engine failed while it ran one of them.
         """
+        lengths = [len(prompt.token_ids) for prompt in prompts]
+        self.engine.check_room([(p.n, size) for p, size in zip(params, lengths, strict=True)])
         # Clients may send the same request id twice at a time; the engine's must be unique.
         unique = uuid.uuid4().hex[:8]
         generators = [
@@ -169,6 +177,25 @@ class OpenAIServing:
             for i, (prompt, sampling) in enumerate(zip(prompts, params, strict=True))
         ]
         return merge_generators(generators)
+
+    def stream_chunk(
+        self,
+        kind: type[BaseModel],
+        plan: StreamPlan,
+        choices: Sequence[BaseModel],
+        usage: UsageCounter,
+    ) -> bytes:
+        """One event of a stream, a `kind`; the one without choices reports the usage."""
+        with_usage = not choices or plan.request.include_continuous_usage
+        chunk = kind(
+            id=plan.id,
+            created=plan.created,
+            model=self.state.model_name,
+            choices=choices,
+            usage=usage.usage() if with_usage else None,
+        )
+        hidden = None if plan.request.include_usage else {"usage"}
+        return sse_event(chunk.model_dump_json(exclude=hidden))
 
     async def _checked(
         self,
@@ -195,6 +222,8 @@ class OpenAIServing:
     @staticmethod
     def _refuse_failed(output: RequestOutput) -> None:
         for completion in output.outputs:
+            if completion.finish_reason == "error" and output.error in REQUEST_FAULTS:
+                raise VLLMValidationError(output.error)
             if completion.finish_reason == "error":
                 raise RequestFailedError(output.error or "the engine failed on this request")
             if completion.finish_reason == "abort":

@@ -14,11 +14,11 @@ from types import FrameType
 import uvicorn
 
 from vllm.entrypoints.openai.streams import InFlight
+from vllm.entrypoints.serve.launcher import SIGNALS
 from vllm.logger import init_logger
 
 logger = init_logger(__name__)
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 ABORT_GRACE_S = 2.0
 
 

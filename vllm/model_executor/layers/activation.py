@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Activation functions by the names that configurations use, plain and gated."""
+"""Activation functions by the names that configurations use, in their gated form."""
 
 import functools
 from collections.abc import Callable
@@ -38,14 +38,6 @@ class GeluAndMul(CustomOp):
 
 _TANH_GELUS = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
 
-_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "gelu": nn.GELU,
-    "relu": nn.ReLU,
-    "silu": nn.SiLU,
-    "swish": nn.SiLU,
-    **{name: functools.partial(nn.GELU, approximate="tanh") for name in _TANH_GELUS},
-}
-
 _GATED: dict[str, Callable[[], nn.Module]] = {
     "gelu": GeluAndMul,
     "silu": SiluAndMul,
@@ -54,28 +46,15 @@ _GATED: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def get_act_fn(name: str) -> nn.Module:
-    """The activation that configurations call `name`.
-
-    Raises:
-        ConfigError: unknown name.
-    """
-    return _look_up(_ACTIVATIONS, name)
-
-
 def get_act_and_mul_fn(name: str) -> nn.Module:
     """The gated form of activation `name`: [..., 2 d] -> [..., d].
 
     Raises:
         ConfigError: unknown name, or no gated form.
     """
-    return _look_up(_GATED, name)
-
-
-def _look_up(table: dict[str, Callable[[], nn.Module]], name: str) -> nn.Module:
-    make = table.get(name)
+    make = _GATED.get(name)
     if make is None:
         raise ConfigError(
-            f"hidden_act={name!r} is not supported here; supported are " + ", ".join(sorted(table))
+            f"hidden_act={name!r} is not supported here; supported are " + ", ".join(sorted(_GATED))
         )
     return make()

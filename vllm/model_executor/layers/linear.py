@@ -113,7 +113,7 @@ class LinearBase(nn.Module):
 
 
 class ReplicatedLinear(LinearBase):
-    """Every rank holds the whole weight."""
+    """Every rank holds the whole weight. Upstream's interface to model code, not used here yet."""
 
 
 class MergedColumnParallelLinear(LinearBase):
@@ -174,7 +174,7 @@ class MergedColumnParallelLinear(LinearBase):
 
 
 class ColumnParallelLinear(MergedColumnParallelLinear):
-    """One projection, split by output rows."""
+    """One projection, split by output rows. Upstream's interface, not used here yet."""
 
     def __init__(
         self,

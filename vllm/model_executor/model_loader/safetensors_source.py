@@ -11,8 +11,6 @@ from safetensors import SafetensorError, safe_open
 from vllm.exceptions import ModelLoadError
 from vllm.model_executor.model_loader.weight_source import Weight
 
-INDEX_SUFFIX = ".safetensors.index.json"
-
 
 def safetensors_weights_iterator(
     files: Sequence[Path], index: Path | None = None

@@ -39,7 +39,10 @@ def default_weight_loader(param: torch.Tensor, loaded_weight: torch.Tensor) -> N
 
 
 def sharded_weight_loader(shard_axis: int) -> Callable[[torch.Tensor, torch.Tensor], None]:
-    """A loader that copies this rank's equal part of the checkpoint tensor along an axis."""
+    """A loader that copies this rank's equal part of the checkpoint tensor along an axis.
+
+    Upstream's interface to model code; no model here uses it yet.
+    """
 
     def load(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
         # Imported here: the layers' package imports this module through the models.
@@ -157,6 +160,8 @@ class WeightsMapper:
 
     def apply(self, weights: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T]]:
         """Rename a stream and leave out what is dropped.
+
+        Upstream's interface to model code, like the two below; not used here yet.
 
         Raises:
             ValueError: a rule for fused parameters fits; their part needs `resolve`.

@@ -71,10 +71,18 @@ def refuse_unknown_fields(config: PretrainedConfig, applied: frozenset[str], mod
         model: name of the model's class, for the message.
 
     Raises:
-        ConfigError: a field is set that the model does not apply; the message names it.
+        ConfigError: a field is set that the model does not apply, which the message names, or
+            the configuration's class does not declare its fields.
     """
+    config_class: type = type(config)
+    if not dataclasses.is_dataclass(config_class):
+        raise ConfigError(
+            f"the configuration class {config_class.__name__} does not declare its fields, so "
+            f"what {model} would leave out cannot be known; use a checkpoint whose configuration "
+            "is one of Transformers' own"
+        )
     base = {field.name for field in dataclasses.fields(PretrainedConfig)}
-    declared = {field.name for field in dataclasses.fields(type(config))}
+    declared = {field.name for field in dataclasses.fields(config_class)}
     known = applied | base | _HARMLESS
     for name in sorted((declared | _NUMERIC.keys()) - known):
         value = getattr(config, name, None)

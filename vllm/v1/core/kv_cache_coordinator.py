@@ -28,6 +28,9 @@ class KVCacheCoordinator:
         kv_cache_config: the cache; at least one group.
         max_in_flight_tokens: most tokens a request gets in one step.
         enable_caching: keep freed blocks findable.
+
+    Attributes:
+        no_blocks: an empty table in each group.
     """
 
     def __init__(
@@ -49,11 +52,7 @@ class KVCacheCoordinator:
             )
             for group_id, group in enumerate(kv_cache_config.kv_cache_groups)
         )
-
-    @property
-    def no_blocks(self) -> GroupBlocks:
-        """An empty table in each group."""
-        return tuple(() for _ in self.managers)
+        self.no_blocks: GroupBlocks = tuple(() for _ in self.managers)
 
     def get_blocks(self, request_id: str) -> GroupBlocks:
         """The request's blocks."""
@@ -67,6 +66,10 @@ class KVCacheCoordinator:
             manager.get_num_blocks_to_allocate(request_id, num_tokens, blocks)
             for manager, blocks in zip(self.managers, computed_blocks, strict=True)
         )
+
+    def has_room(self, request_id: str, num_tokens: int) -> bool:
+        """Whether the blocks that the request holds take `num_tokens` tokens."""
+        return all(manager.has_room(request_id, num_tokens) for manager in self.managers)
 
     def get_max_blocks(self, num_tokens: int) -> int:
         """Most blocks a request that grows to `num_tokens` ever holds."""

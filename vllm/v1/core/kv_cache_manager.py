@@ -58,6 +58,7 @@ class KVCacheManager:
         self.hasher = BlockHasher(self.coordinator.hash_block_size, hash_seed)
         self.enable_caching = enable_caching
         self._watermark = watermark
+        self._no_blocks = KVCacheBlocks(self.coordinator.no_blocks)
         self._stats = PrefixCacheStats()
 
     @property
@@ -86,7 +87,7 @@ class KVCacheManager:
         params = request.sampling_params
         wants_prompt = params.prompt_logprobs is not None and request.num_output_tokens == 0
         if not self.enable_caching or wants_prompt or params.skip_reading_prefix_cache:
-            return KVCacheBlocks(self.coordinator.no_blocks), 0
+            return self._no_blocks, 0
         blocks, length = self.coordinator.find_longest_cache_hit(
             request.block_hashes, request.num_tokens - 1
         )
@@ -120,11 +121,13 @@ class KVCacheManager:
         """
         assert num_new_tokens > 0, f"{request.request_id}: no token to make room for"
         request_id = request.request_id
-        hit = computed.blocks if computed else self.coordinator.no_blocks
         num_computed = num_computed_tokens if computed else request.num_computed_tokens
         self.coordinator.remove_skipped_blocks(request_id, num_computed)
 
         num_tokens = num_computed + num_new_tokens
+        if computed is None and self.coordinator.has_room(request_id, num_tokens):
+            return self._no_blocks  # nearly every step of a request that decodes
+        hit = (computed or self._no_blocks).blocks
         needed = self.coordinator.get_num_blocks_to_allocate(request_id, num_tokens, hit)
         num_free = self.block_pool.get_num_free_blocks()
         if full_sequence_must_fit:

@@ -10,17 +10,12 @@ import os
 import struct
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NewType
 
+from vllm.v1.core.block_hash import BlockHash
 from vllm.v1.core.kv_cache_config import get_kv_cache_config
-
-if TYPE_CHECKING:
-    from vllm.v1.request import Request
+from vllm.v1.request import Request
 
 __all__ = ["BlockHash", "BlockHasher", "get_kv_cache_config"]
-
-BlockHash = NewType("BlockHash", bytes)
-"""SHA-256 digest that stands for every token up to the end of a block, and the extra keys."""
 
 _ROOT = b"\x00"
 _BLOCK = b"\x01"
@@ -48,7 +43,7 @@ class BlockHasher:
         self._seed = os.urandom(32) if seed is None else seed
         assert len(self._seed) == 32, "the seed has 32 bytes"
 
-    def __call__(self, request: "Request") -> list[BlockHash]:
+    def __call__(self, request: Request) -> list[BlockHash]:
         """Digests of the blocks that have become full since `request.block_hashes`."""
         known = request.block_hashes
         start, full = len(known), request.num_tokens // self.block_size
@@ -57,7 +52,7 @@ class BlockHasher:
         parent = known[-1] if known else self._root(request)
         return self._extend(parent, request.all_token_ids, start, full)
 
-    def chain(self, request: "Request") -> list[BlockHash]:
+    def chain(self, request: Request) -> list[BlockHash]:
         """The whole chain anew from the tokens, for checks."""
         full = request.num_tokens // self.block_size
         return self._extend(self._root(request), request.all_token_ids, 0, full)
@@ -73,7 +68,7 @@ class BlockHasher:
             hashes.append(parent)
         return hashes
 
-    def _root(self, request: "Request") -> BlockHash:
+    def _root(self, request: Request) -> BlockHash:
         digest = hashlib.sha256(_ROOT + self._seed)
         for kind, payload in _extra_keys(request):
             digest.update(struct.pack("<I", len(kind)) + kind)
@@ -81,7 +76,7 @@ class BlockHasher:
         return BlockHash(digest.digest())
 
 
-def _extra_keys(request: "Request") -> list[tuple[bytes, bytes]]:
+def _extra_keys(request: Request) -> list[tuple[bytes, bytes]]:
     """What besides the tokens decides the cached keys and values, each with its kind."""
     salt = request.core_request.cache_salt
     return [] if salt is None else [(b"salt", salt.encode("utf-8", "surrogatepass"))]

@@ -62,6 +62,10 @@ class SingleTypeKVCacheManager(ABC):
         held = len(self.get_blocks(request_id)) + len(computed_blocks)
         return max(0, cdiv(num_tokens, self.block_size) - held) + _num_free(computed_blocks)
 
+    def has_room(self, request_id: str, num_tokens: int) -> bool:
+        """Whether the blocks that the request holds here take `num_tokens` tokens."""
+        return len(self.get_blocks(request_id)) * self.block_size >= num_tokens
+
     def get_max_blocks(self, num_tokens: int) -> int:
         """Most blocks a request that grows to `num_tokens` ever holds here."""
         return max_blocks_per_request(self.kv_cache_spec, num_tokens, self._max_in_flight_tokens)
@@ -110,6 +114,8 @@ class SingleTypeKVCacheManager(ABC):
     def remove_skipped_blocks(self, request_id: str, num_computed_tokens: int) -> None:
         """Give back blocks that no later token sees; null blocks take their places."""
         num_skipped = self.get_num_skipped_tokens(num_computed_tokens) // self.block_size
+        if not num_skipped:
+            return
         table = self.get_blocks(request_id)
         skipped: list[KVCacheBlock] = []
         # Backwards until the first null: what is before it went earlier.

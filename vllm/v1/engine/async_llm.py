@@ -9,6 +9,7 @@ goes away.
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from vllm.config import ModelConfig, VllmConfig
@@ -17,6 +18,7 @@ from vllm.inputs import PromptType
 from vllm.logger import init_logger
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
+from vllm.tokenizers.encoding import LONG_TEXT_CHARS, run_tokenizer
 from vllm.v1.engine.collector import RequestOutputCollector
 from vllm.v1.engine.core_client import AsyncMPClient
 from vllm.v1.engine.core_launcher import CoreProcess
@@ -33,7 +35,6 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 logger = init_logger(__name__)
 
-_LONG_TEXT_CHARS = 8_192  # longer prompts are tokenized in a thread
 _DRAIN_POLL_S = 0.02
 
 
@@ -64,9 +65,11 @@ class AsyncLLM:
         try:
             # The core sets to work first, and loads the model while the tokenizer is made here.
             self.client = AsyncMPClient(process, vllm_config)
-            self.tokenizer = (
-                None if model_config.skip_tokenizer_init else load_tokenizer(model_config)
-            )
+            self.tokenizer: Any = None
+            if not model_config.skip_tokenizer_init:
+                self.tokenizer = load_tokenizer(
+                    model_config, download_dir=vllm_config.load_config.download_dir
+                )
             max_model_len = self.client.wait_ready()
         except BaseException:
             process.stop(0.0)
@@ -75,7 +78,12 @@ class AsyncLLM:
         grammars = StructuredOutputManager(
             model_config.vocab_size, lambda: self.tokenizer, vllm_config.structured_outputs_config
         )
-        self.input_processor = InputProcessor(self.model_config, self.tokenizer, grammars)
+        self.input_processor = InputProcessor(
+            self.model_config,
+            self.tokenizer,
+            grammars,
+            takes_priority=vllm_config.scheduler_config.policy == "priority",
+        )
         token_text = None if self.tokenizer is None else TokenText(self.tokenizer)
         log_stats = not vllm_config.observability_config.disable_log_stats
         self.output_processor = OutputProcessor(token_text, log_stats=log_stats)
@@ -155,7 +163,7 @@ class AsyncLLM:
             RequestFailedError: the engine failed on this request.
             EngineDeadError: the engine is gone.
         """
-        self._check_accepts()
+        self.check_room([(1, 0)])
         processed = await process_input(
             self.input_processor,
             request_id,
@@ -174,6 +182,25 @@ class AsyncLLM:
         finally:
             if not finished:
                 self._abort([request_id])
+
+    def check_room(self, requests: Sequence[tuple[int, int]]) -> None:
+        """Refuse requests that the queue's bounds leave no room for, all or none of them.
+
+        Args:
+            requests: outputs and prompt tokens of each.
+
+        Raises:
+            VLLMValidationError: there is never room for them.
+            EngineOverloadedError: the waiting queue is full.
+            EngineDeadError: the engine is gone, or going.
+        """
+        if self.dead_error is not None:
+            raise self.dead_error
+        if self._is_closing:
+            raise EngineDeadError("the engine is shutting down and takes no more requests")
+        self._start_handler()
+        self.client.check_health()
+        check_waiting_bounds(self.vllm_config.scheduler_config, self.output_processor, requests)
 
     async def abort(self, request_id: str | Sequence[str]) -> None:
         """End requests by id; their generators yield a last output with reason "abort"."""
@@ -237,29 +264,11 @@ class AsyncLLM:
         self.client.fail_calls(stopped)
         self.client.shutdown()
 
-    def _check_accepts(self) -> None:
-        if self.dead_error is not None:
-            raise self.dead_error
-        if self._is_closing:
-            raise EngineDeadError("the engine is shutting down and takes no more requests")
-        self._start_handler()
-        self.client.check_health()
-        check_waiting_bounds(
-            self.vllm_config.scheduler_config, self.output_processor, n=1, num_prompt_tokens=0
-        )
-
     def _add(self, processed: ProcessedInput) -> RequestOutputCollector:
         """Queue a request; nothing is awaited between the check and the adding."""
         request = processed.core_request
         params = request.sampling_params
-        if self.dead_error is not None:
-            raise self.dead_error
-        check_waiting_bounds(
-            self.vllm_config.scheduler_config,
-            self.output_processor,
-            n=params.n,
-            num_prompt_tokens=len(request.prompt_token_ids),
-        )
+        self.check_room([(params.n, len(request.prompt_token_ids))])
         queue = RequestOutputCollector(params.output_kind, request.request_id)
         children = self.output_processor.add_request(request, processed.prompt, queue)
         try:
@@ -329,8 +338,10 @@ async def process_input(
     **options: Any,
 ) -> ProcessedInput:
     """Tokenize and validate; what takes long does not hold up the loop."""
-    text = prompt.get("prompt", "") if isinstance(prompt, dict) else prompt
-    is_long = isinstance(text, str) and len(text) > _LONG_TEXT_CHARS
-    if is_long or getattr(params, "structured_outputs", None) is not None:
-        return await asyncio.to_thread(processor.process, request_id, prompt, params, **options)
-    return processor.process(request_id, prompt, params, **options)
+    call = partial(processor.process, request_id, prompt, params, **options)
+    text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
+    size = len(text) if isinstance(text, str) else 0
+    if size <= LONG_TEXT_CHARS and getattr(params, "structured_outputs", None) is not None:
+        # A grammar takes long, not its tokenizing: it must not hold up the long texts either.
+        return await asyncio.to_thread(call)
+    return await run_tokenizer(call, size=size)

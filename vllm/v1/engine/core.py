@@ -58,16 +58,10 @@ class EngineCore:
         self.executor.initialize_from_config(kv_cache_config)
         self.structured_outputs = StructuredOutputManager(
             model_config.vocab_size,
-            lambda: load_tokenizer(model_config),
+            lambda: load_tokenizer(model_config, download_dir=vllm_config.load_config.download_dir),
             vllm_config.structured_outputs_config,
         )
-        # The front end bounds the queue, where a refusal costs nothing.
-        limits = dataclasses.replace(
-            vllm_config.scheduler_config,
-            max_model_len=self.max_model_len,
-            max_waiting_requests=None,
-            max_waiting_tokens=None,
-        )
+        limits = dataclasses.replace(vllm_config.scheduler_config, max_model_len=self.max_model_len)
         self.scheduler = Scheduler(
             limits,
             vllm_config.cache_config,
@@ -109,7 +103,7 @@ class EngineCore:
         """Run one step and return what it brought.
 
         A step that raises ends the request that caused it, not the engine. An interrupt from
-        the keyboard leaves the requests consistent and goes on to the caller.
+        the keyboard goes on to the caller; a caller that steps again loses nothing.
         """
         scheduler_output = self.scheduler.schedule()
         try:
@@ -120,7 +114,7 @@ class EngineCore:
                 scheduler_output, f"the model failed on this request ({type(error).__name__})"
             )
         except BaseException:
-            self._recover(scheduler_output, "the step was interrupted")
+            self.scheduler.restart_step(scheduler_output)
             raise
         outputs = self.scheduler.update_from_output(scheduler_output, results)
         self._check_when_idle()
@@ -181,9 +175,7 @@ class EngineCore:
 
     def _recover(self, scheduler_output: SchedulerOutput, error: str) -> EngineCoreOutputs:
         outputs = self.scheduler.recover_from_failed_step(scheduler_output, error)
-        return EngineCoreOutputs(
-            outputs=outputs, scheduler_stats=self.get_stats(), timestamp=time.monotonic()
-        )
+        return EngineCoreOutputs(outputs=outputs, scheduler_stats=self.get_stats())
 
     def _check_when_idle(self) -> None:
         if self._checks_integrity and not self.scheduler.has_requests():

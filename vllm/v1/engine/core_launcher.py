@@ -20,7 +20,7 @@ from vllm import exceptions
 from vllm.exceptions import EngineDeadError
 from vllm.logger import init_logger
 from vllm.v1.engine.core_proc import HEARTBEAT, INPUT_SOCKET, OUTPUT_SOCKET
-from vllm.v1.engine.heartbeat import Heartbeat
+from vllm.v1.engine.heartbeat import PROGRESS_FACTOR, Heartbeat
 from vllm.v1.engine.serialization import CoreReady, decode_ready
 
 logger = init_logger(__name__)
@@ -101,13 +101,14 @@ class CoreProcess:
         return self._process.wait()
 
     def check_alive(self, hang_timeout_s: float) -> None:
-        """Raise `EngineDeadError` if the process has ended or has not moved for so long."""
+        """Raise `EngineDeadError` if the process has ended, or hangs by `Heartbeat`."""
         if self._process.poll() is not None:
             raise self._death()
-        age_s = self._heartbeat.age_s()
-        if age_s > hang_timeout_s:
+        silence_s = self._heartbeat.silence_s(hang_timeout_s)
+        if silence_s is not None:
             raise EngineDeadError(
-                f"the engine has not answered for {age_s:.0f} s (limit {hang_timeout_s:g} s)"
+                f"the engine has not answered for {silence_s:.0f} s (limit {hang_timeout_s:g} s, "
+                f"{PROGRESS_FACTOR} times that within a step)"
             )
 
     def stop(self, grace_s: float) -> None:

@@ -3,7 +3,8 @@
 
 The parent owns the folder (private, with the two sockets and the heartbeat) and writes the
 configuration to standard input, which stays open for as long as the parent lives. One thread
-does all the work: messages in, a step, outputs out. ZeroMQ moves the bytes in its own threads.
+does all the work: messages in, a step, outputs out. ZeroMQ moves the bytes in its own threads,
+and one more thread says every second that the process lives, however long a step takes.
 """
 
 import gc
@@ -18,6 +19,7 @@ from typing import Any
 
 import zmq
 
+from vllm import envs
 from vllm.exceptions import VLLMError
 from vllm.logger import init_logger
 from vllm.v1.engine.core import EngineCore, describe_failure
@@ -43,6 +45,7 @@ logger = init_logger(__name__)
 INPUT_SOCKET, OUTPUT_SOCKET, HEARTBEAT = "input.sock", "output.sock", "heartbeat"
 _IDLE_POLL_MS = 250
 _PARENT_POLL_S = 0.5
+_PULSE_INTERVAL_S = 1.0
 
 
 class EngineCoreProc:
@@ -52,7 +55,7 @@ class EngineCoreProc:
         core: runs the steps.
         input_socket: requests, aborts and calls from the front end.
         output_socket: outputs and answers to it.
-        heartbeat: stamped once a round.
+        heartbeat: told of each round.
     """
 
     def __init__(
@@ -173,6 +176,11 @@ def _make_socket(context: "zmq.Context[Any]", kind: int, path: Path) -> "zmq.Soc
     return socket
 
 
+def _pulse_interval_s() -> float:
+    """Every second; more often where even that would look like a hang."""
+    return max(0.05, min(_PULSE_INTERVAL_S, envs.VLLM_ENGINE_HANG_TIMEOUT_S / 4))
+
+
 def main(folder: str) -> int:
     """Run the process; the exit status is 0 after an orderly stop."""
     # The parent decides when to stop; a signal to the whole group must not end a drain.
@@ -199,6 +207,7 @@ def main(folder: str) -> int:
     input_socket = _make_socket(context, zmq.PULL, Path(folder) / INPUT_SOCKET)
     heartbeat = Heartbeat(Path(folder) / HEARTBEAT, create=False)
     heartbeat.beat()
+    heartbeat.start_pulse(_pulse_interval_s())
     output_socket.send(encode(CoreReady(max_model_len=core.max_model_len)))
     # What start-up made stays: keep the collector from walking it in the middle of a step.
     gc.collect()

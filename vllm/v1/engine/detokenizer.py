@@ -6,6 +6,7 @@ Text that may still change (the bytes of an unfinished character, the beginning 
 is held back; everything held is given out at the end.
 """
 
+import codecs
 from collections.abc import Sequence
 
 from vllm.sampling_params import SamplingParams
@@ -13,6 +14,8 @@ from vllm.v1.engine.token_text import REPLACEMENT, TokenText
 
 _PROMPT_CONTEXT = 8
 _MAX_WINDOW = 24
+_KEPT_TOKENS = range(12, 8, -1)  # of a window that is shortened; the first that fits
+_MAX_HELD_MARKS = 3  # a character has at most four bytes, and the last one completes it
 
 
 class IncrementalDecoder:
@@ -41,21 +44,32 @@ class IncrementalDecoder:
         while start > 0 and prompt_token_ids[start] in token_text.byte_ids:
             start -= 1
         self._window = [i for i in prompt_token_ids[start:] if i not in self._skipped]
-        self._num_settled_chars = len(self._decode().rstrip(REPLACEMENT))
+        self._run = codecs.getincrementaldecoder("utf-8")()
+        self._is_bad_run = False
+        self._begin_run()
+        text = self._decode()
+        is_open_run = bool(self._window) and self._window[-1] in token_text.byte_ids
+        if is_open_run and not self._is_bad_run:
+            self._num_settled_chars = len(text.rstrip(REPLACEMENT))
+        else:
+            self._num_settled_chars = len(text) if is_open_run else _settled_length(text)
 
     def step(self, token_id: int) -> str:
         """Add one token; the text that is now settled, often one word, sometimes nothing."""
         if token_id in self._skipped:
             return ""
+        byte = self._text.byte_ids.get(token_id)
+        if byte is not None:
+            return self._step_byte(token_id, byte)
+        self._run.reset()
+        self._is_bad_run = False
         self._window.append(token_id)
-        if token_id in self._text.byte_ids:
-            return ""
         text = self._decode()
-        settled = text.rstrip(REPLACEMENT) if text.endswith(REPLACEMENT) else text
-        new = settled[self._num_settled_chars :]
-        self._num_settled_chars = max(self._num_settled_chars, len(settled))
-        if settled == text and len(self._window) > _MAX_WINDOW:
-            self._shorten()
+        end = max(self._num_settled_chars, _settled_length(text))
+        new = text[self._num_settled_chars : end]
+        self._num_settled_chars = end
+        if len(self._window) > _MAX_WINDOW:
+            self._shorten(text)
         return new
 
     def flush(self) -> str:
@@ -68,13 +82,49 @@ class IncrementalDecoder:
     def _decode(self) -> str:
         return self._text.decode(self._window) if self._window else ""
 
-    def _shorten(self) -> None:
-        """Forget the older half of a window whose text is all settled."""
-        shorter = self._window[len(self._window) // 2 :]
-        text = self._text.decode(shorter)
-        # The cut must not fall into a character, and some text must remain as context.
-        if text and REPLACEMENT not in text and shorter[0] not in self._text.byte_ids:
-            self._window, self._num_settled_chars = shorter, len(text)
+    def _begin_run(self) -> None:
+        """Take up the run of bytes that the prompt ends with, if it does."""
+        byte_ids = self._text.byte_ids
+        start = len(self._window)
+        while start > 0 and self._window[start - 1] in byte_ids:
+            start -= 1
+        for token_id in self._window[start:]:
+            self._add_byte(byte_ids[token_id])
+
+    def _step_byte(self, token_id: int, byte: int) -> str:
+        """A byte of a run: nothing is settled while the run is UTF-8, all once it is not."""
+        if self._is_bad_run:
+            # The run in the window is already bad, and each further byte is one more mark.
+            return REPLACEMENT
+        self._window.append(token_id)
+        self._add_byte(byte)
+        return self.flush() if self._is_bad_run else ""
+
+    def _add_byte(self, byte: int) -> None:
+        try:
+            self._run.decode(bytes([byte]))
+        except UnicodeDecodeError:
+            self._is_bad_run = True
+
+    def _shorten(self, text: str) -> None:
+        """Forget the older tokens of a window that decodes to `text`."""
+        for num_kept in _KEPT_TOKENS:
+            shorter = self._window[-num_kept:]
+            kept = self._text.decode(shorter)
+            num_settled = self._num_settled_chars - (len(text) - len(kept))
+            # The cut must not fall into a character, and some text must remain as context.
+            is_cut_inside = shorter[0] in self._text.byte_ids or not text.endswith(kept)
+            if num_settled > 0 and not is_cut_inside:
+                self._window, self._num_settled_chars = shorter, num_settled
+                return
+
+
+def _settled_length(text: str) -> int:
+    """Chars of `text` without the marks at its end that may still become a character."""
+    end = len(text)
+    while end and len(text) - end < _MAX_HELD_MARKS and text[end - 1] == REPLACEMENT:
+        end -= 1
+    return end
 
 
 class StopStrings:

@@ -1,41 +1,71 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A time stamp in shared memory by which the front end tells a hung core from a busy one.
+"""Time stamps in shared memory by which the front end tells a hung core from a busy one.
 
-The core's loop writes it between steps, nothing else does: a stopped process and a stuck step
-both let it grow old. The monotonic clock is the same for all processes of a machine.
+Two stamps, since a step may rightly take long. The pulse comes from a thread that does nothing
+else: it stops only when the whole process does (stopped, or starved). The progress comes from the
+core's loop, between steps: a step that never ends lets it grow old, which is why it has a limit
+of its own, well above any step. The monotonic clock is the same for all processes of a machine.
 """
 
 import mmap
 import struct
+import threading
 import time
 from pathlib import Path
 
+_STAMPS = struct.Struct("=dd")
 _STAMP = struct.Struct("=d")
+_PULSE_AT, _PROGRESS_AT = 0, _STAMP.size
+PROGRESS_FACTOR = 10
+"""How many times longer than without a pulse the loop may be without progress."""
 
 
 class Heartbeat:
-    """One side of the stamp.
+    """One side of the stamps.
 
     Args:
         path: the file both sides map.
-        create: make the file, with the stamp at now.
+        create: make the file, with the stamps at now.
     """
 
     def __init__(self, path: Path, *, create: bool) -> None:
         if create:
-            path.write_bytes(_STAMP.pack(time.monotonic()))
+            path.write_bytes(_STAMPS.pack(time.monotonic(), time.monotonic()))
         with path.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), _STAMP.size)
+            self._memory = mmap.mmap(file.fileno(), _STAMPS.size)
 
     def beat(self) -> None:
         """Say that the loop goes round."""
-        _STAMP.pack_into(self._memory, 0, time.monotonic())
+        _STAMP.pack_into(self._memory, _PROGRESS_AT, time.monotonic())
 
-    def age_s(self) -> float:
-        """Seconds since the last beat."""
-        stamp: float = _STAMP.unpack_from(self._memory, 0)[0]
-        return max(0.0, time.monotonic() - stamp)
+    def start_pulse(self, interval_s: float) -> None:
+        """Say from now on, on a thread of its own, that the process lives."""
+        pulse = threading.Thread(
+            target=self._pulse, args=(interval_s,), name="heartbeat", daemon=True
+        )
+        pulse.start()
+
+    def silence_s(self, hang_timeout_s: float) -> float | None:
+        """Seconds for which a hung process has been silent; None if it lives or works.
+
+        Args:
+            hang_timeout_s: longest time without a pulse; progress may take `PROGRESS_FACTOR`
+                times as long.
+        """
+        for offset, limit in (
+            (_PULSE_AT, hang_timeout_s),
+            (_PROGRESS_AT, PROGRESS_FACTOR * hang_timeout_s),
+        ):
+            age_s = time.monotonic() - float(_STAMP.unpack_from(self._memory, offset)[0])
+            if age_s > limit:
+                return age_s
+        return None
 
     def close(self) -> None:
-        """Unmap."""
+        """Unmap; not on the side that pulses."""
         self._memory.close()
+
+    def _pulse(self, interval_s: float) -> None:
+        while True:
+            _STAMP.pack_into(self._memory, _PULSE_AT, time.monotonic())
+            time.sleep(interval_s)

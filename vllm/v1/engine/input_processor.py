@@ -19,6 +19,7 @@ from vllm.config import ModelConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import PromptType
 from vllm.sampling_params import SamplingParams
+from vllm.tokenizers.encoding import check_text_can_fit, encode_text
 from vllm.v1.engine.messages import EngineCoreRequest
 from vllm.v1.engine.parallel_sampling import derive_seed
 
@@ -63,15 +64,22 @@ class InputProcessor:
         model_config: the model's limits.
         tokenizer: None when the engine serves token ids only.
         grammars: judges structured outputs.
+        takes_priority: whether the scheduler heeds priorities; if not, requests bring none.
     """
 
     def __init__(
-        self, model_config: ModelConfig, tokenizer: Any | None, grammars: GrammarValidator
+        self,
+        model_config: ModelConfig,
+        tokenizer: Any | None,
+        grammars: GrammarValidator,
+        *,
+        takes_priority: bool = False,
     ) -> None:
         self.model_config = model_config
         self.tokenizer = tokenizer
         self.max_model_len = model_config.max_model_len
         self._grammars = grammars
+        self._takes_priority = takes_priority
         self._seed_indices = itertools.count(1)
         own_eos = getattr(tokenizer, "eos_token_id", None)
         eos_ids = [*model_config.eos_token_ids, *([own_eos] if own_eos is not None else [])]
@@ -104,8 +112,7 @@ class InputProcessor:
         """
         if lora_request is not None:
             _refuse("lora_request", "adapters are not supported; send the request without one")
-        if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) >= 2**31:
-            _refuse("priority", f"priority={priority!r}: pass a 32-bit integer", priority)
+        self._check_priority(priority)
         parsed = self.parse_prompt(prompt)
         complete = self._complete(params)
         self._resolve_max_tokens(complete, len(parsed.token_ids), cap=cap_max_tokens)
@@ -126,10 +133,9 @@ class InputProcessor:
         if not isinstance(given, dict):
             given = {"prompt_token_ids": _as_ids("prompt_token_ids", given)}
         text, ids, salt = self._parse_dict(given)
-        if ids is None:
-            token_ids = self._drop_second_bos(self.tokenize(text or ""))
-        else:
-            token_ids = _as_ids("prompt_token_ids", ids)
+        if ids is None and text and self.tokenizer is not None:
+            check_text_can_fit(self.tokenizer, len(text), self.max_model_len)
+        token_ids = self.tokenize(text or "") if ids is None else _as_ids("prompt_token_ids", ids)
         self.check_token_ids("prompt", token_ids)
         self.check_prompt_length(len(token_ids))
         return ParsedPrompt(text, token_ids, salt)
@@ -142,13 +148,18 @@ class InputProcessor:
         """
         if self.tokenizer is None:
             _refuse("prompt", "this engine has no tokenizer; pass prompt_token_ids")
-        ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return [int(i) for i in ids]
+        return encode_text(self.tokenizer, text, add_special_tokens=add_special_tokens)
 
-    def _drop_second_bos(self, token_ids: list[int]) -> list[int]:
-        """Text that a chat template has rendered begins with the begin token already."""
-        bos = getattr(self.tokenizer, "bos_token_id", None)
-        return token_ids[1:] if bos is not None and token_ids[:2] == [bos, bos] else token_ids
+    def _check_priority(self, priority: int) -> None:
+        if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) >= 2**31:
+            _refuse("priority", f"priority={priority!r}: pass a 32-bit integer", priority)
+        if priority and not self._takes_priority:
+            _refuse(
+                "priority",
+                f"priority={priority}: this engine runs requests in order of arrival; start it "
+                'with scheduling_policy="priority", or leave the priority out',
+                priority,
+            )
 
     def check_token_ids(self, parameter: str, token_ids: Iterable[int]) -> None:
         """Refuse ids outside the model's vocabulary."""

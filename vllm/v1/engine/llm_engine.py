@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vllm.config import ModelConfig, VllmConfig
+from vllm.exceptions import ConfigError
 from vllm.inputs import PromptType
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
@@ -33,20 +34,33 @@ class LLMEngine:
 
     Attributes:
         tokenizer: None when the engine serves token ids only.
+
+    Raises:
+        ConfigError: an argument is one of the server's.
     """
 
     def __init__(self, vllm_config: VllmConfig, *, stat_loggers: Sequence[StatLogger] = ()) -> None:
+        _refuse_server_limits(vllm_config)
         model_config = vllm_config.model_config
         self.stat_loggers = list(stat_loggers)
         self.log_stats = not vllm_config.observability_config.disable_log_stats
-        self.tokenizer = None if model_config.skip_tokenizer_init else load_tokenizer(model_config)
+        self.tokenizer: Any = None
+        if not model_config.skip_tokenizer_init:
+            self.tokenizer = load_tokenizer(
+                model_config, download_dir=vllm_config.load_config.download_dir
+            )
         self.engine_core = InprocClient(vllm_config, log_stats=self.log_stats)
         max_model_len = self.engine_core.engine_core.max_model_len
         self.vllm_config = with_max_model_len(vllm_config, max_model_len)
         grammars = StructuredOutputManager(
             model_config.vocab_size, lambda: self.tokenizer, vllm_config.structured_outputs_config
         )
-        self.input_processor = InputProcessor(self.model_config, self.tokenizer, grammars)
+        self.input_processor = InputProcessor(
+            self.model_config,
+            self.tokenizer,
+            grammars,
+            takes_priority=vllm_config.scheduler_config.policy == "priority",
+        )
         token_text = None if self.tokenizer is None else TokenText(self.tokenizer)
         self.output_processor = OutputProcessor(token_text, log_stats=self.log_stats)
         self._early_outputs: list[RequestOutput] = []
@@ -140,6 +154,10 @@ class LLMEngine:
             stat_logger.record(outputs.scheduler_stats, iteration)
         return early + processed.request_outputs
 
+    def put_back(self, outputs: Sequence[RequestOutput]) -> None:
+        """Let the next `step` tell of outputs that were taken and are another caller's."""
+        self._early_outputs[:0] = outputs
+
     def has_unfinished_requests(self) -> bool:
         """Whether a further `step` has something to do or to tell."""
         return bool(self._early_outputs) or self.output_processor.has_unfinished_requests()
@@ -173,6 +191,17 @@ class LLMEngine:
     def shutdown(self) -> None:
         """Release what the engine holds; it takes no more requests."""
         self.engine_core.shutdown()
+
+
+def _refuse_server_limits(vllm_config: VllmConfig) -> None:
+    """Refuse bounds on the queue: here the caller holds it, and would only refuse itself."""
+    for name in ("max_waiting_requests", "max_waiting_tokens"):
+        value = getattr(vllm_config.scheduler_config, name)
+        if value is not None:
+            raise ConfigError(
+                f"{name}={value}: only the server (vllm serve, AsyncLLM) bounds its queue; "
+                "leave it out and add fewer requests at a time"
+            )
 
 
 def with_max_model_len(vllm_config: VllmConfig, max_model_len: int) -> VllmConfig:

@@ -104,13 +104,11 @@ class EngineCoreOutputs(
     """Everything one step brought.
 
     Attributes:
-        timestamp: monotonic seconds at which the step ended.
         utility_output: answer to a utility call; such a message carries nothing else.
     """
 
     outputs: list[EngineCoreOutput] = msgspec.field(default_factory=list)
     scheduler_stats: SchedulerStats | None = None
-    timestamp: float = 0.0
     utility_output: UtilityOutput | None = None
 
 

@@ -114,7 +114,7 @@ class OutputProcessor:
                     processed.reqs_to_abort.append(output.request_id)
                 self._finish(output.request_id, reason, iteration_stats, now)
             if output.error is not None and state.record.queue is not None:
-                self._fail(state, output, processed)
+                self._fail(state, output, processed, iteration_stats, now)
                 continue
             self._tell(state, reason, stop_reason, processed, output.error)
         return processed
@@ -168,16 +168,21 @@ class OutputProcessor:
             processed.request_outputs.append(message)
 
     def _fail(
-        self, state: RequestState, output: EngineCoreOutput, processed: ProcessedOutputs
+        self,
+        state: RequestState,
+        output: EngineCoreOutput,
+        processed: ProcessedOutputs,
+        iteration_stats: IterationStats | None,
+        now: float,
     ) -> None:
         """One output failed: the caller gets the error, the prompt's other outputs go too."""
         record = state.record
         assert record.queue is not None and output.error is not None
         record.queue.put(RequestFailedError(output.error))
         for core_id in record.child_ids:
-            if self.request_states.pop(core_id, None) is not None:
+            if core_id in self.request_states:
                 processed.reqs_to_abort.append(core_id)
-        self._records.pop(record.request_id, None)
+                self._finish(core_id, "abort", iteration_stats, now)
 
     def _finish(
         self, core_id: str, reason: str, iteration_stats: IterationStats | None, now: float

@@ -24,15 +24,16 @@ class TokenText:
 
     Attributes:
         special_ids: ids that `skip_special_tokens` leaves out.
-        byte_ids: ids that stand for one byte each and only become text as a run. The decoder of
-            such a tokenizer judges a run as a whole, so none of it is settled before its end.
+        byte_ids: ids that stand for one byte each, with that byte; they only become text as a
+            run. The decoder of such a tokenizer judges a run as a whole: its characters, or,
+            if it is no UTF-8, a mark for each byte.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         self.special_ids = frozenset(_special_ids(tokenizer, self._backend))
-        self.byte_ids = frozenset(_byte_ids(tokenizer, self._backend))
+        self.byte_ids = _byte_ids(self._backend)
         self._anchor = self._find_anchor()
         self._anchor_text = self.decode(self._anchor)
         self.piece = lru_cache(maxsize=65_536)(self._piece)
@@ -79,10 +80,7 @@ class TokenText:
     def _find_anchor(self) -> list[int]:
         """An ordinary token to put in front, so that decoders keep leading spaces."""
         for text in ("a", "x", "0"):
-            try:
-                ids = self.tokenizer.encode(text, add_special_tokens=False)
-            except Exception:  # a tokenizer without text, such as a test's
-                return []
+            ids = self.tokenizer.encode(text, add_special_tokens=False)
             if ids and not set(ids) & self.special_ids and self.decode(ids[-1:]).strip():
                 return [int(ids[-1])]
         return []
@@ -97,11 +95,11 @@ def _special_ids(tokenizer: Any, backend: Any) -> set[int]:
     return ids
 
 
-def _byte_ids(tokenizer: Any, backend: Any) -> set[int]:
+def _byte_ids(backend: Any) -> dict[int, int]:
     if backend is None or not _has_byte_fallback(backend):
-        return set()
+        return {}
     vocab: dict[str, int] = backend.get_vocab(with_added_tokens=False)
-    return {i for token, i in vocab.items() if _BYTE_TOKEN.fullmatch(token)}
+    return {i: int(token[3:5], 16) for token, i in vocab.items() if _BYTE_TOKEN.fullmatch(token)}
 
 
 def _has_byte_fallback(backend: Any) -> bool:

@@ -6,7 +6,6 @@ come from.
 """
 
 import time
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
@@ -31,16 +30,6 @@ _REQUEST_S = (
 )
 _FINISH_REASONS = ("stop", "length", "abort", "error")
 _LABELS = ("model_name", "engine")
-
-
-class StatLogger(Protocol):
-    """Takes the numbers of each batch of outputs."""
-
-    def record(
-        self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None
-    ) -> None:
-        """Take one batch's numbers; either part may be missing."""
-        ...
 
 
 def length_buckets(max_model_len: int) -> tuple[float, ...]:

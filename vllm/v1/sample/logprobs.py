@@ -5,14 +5,10 @@ Ranks count from 1 in falling order of the logit; of equal logits the lower toke
 which is also the order of the listed tokens and the greedy choice.
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from vllm.v1.outputs import LogprobsLists
-
-LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 
 
 def prompt_logprobs(logits: Tensor, token_ids: Tensor, num_logprobs: int) -> LogprobsLists:

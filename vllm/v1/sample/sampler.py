@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from vllm.v1.outputs import LogprobsLists
+from vllm.config.model import LogprobsMode
+from vllm.v1.outputs import ALL_MASKED, OVERFLOW, LogprobsLists
 from vllm.v1.sample.draw import draw_tokens
 from vllm.v1.sample.logits_processors import (
     apply_allowed,
@@ -14,7 +15,7 @@ from vllm.v1.sample.logits_processors import (
     apply_bias,
     apply_grammar_bitmask,
 )
-from vllm.v1.sample.logprobs import LogprobsMode, gather_logprobs
+from vllm.v1.sample.logprobs import gather_logprobs
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.penalties import apply_penalties
 from vllm.v1.sample.random import uniform
@@ -23,15 +24,6 @@ from vllm.v1.sample.topk_topp import apply_min_p, apply_top_k_top_p
 NON_FINITE = (
     "the model returned logits that are not finite (NaN or infinity) for this request; the "
     "output ends here"
-)
-ALL_MASKED = (
-    "no token may be drawn: structured_outputs, allowed_token_ids, bad_words and min_tokens "
-    "together exclude the whole vocabulary"
-)
-
-OVERFLOW = (
-    "penalties and logit_bias drive a logit beyond what float32 holds; bring repetition_penalty "
-    "closer to 1"
 )
 
 

@@ -221,38 +221,3 @@ def _for_client(error: BaseException) -> VLLMValidationError:
         return VLLMValidationError(str(error), parameter=error.parameter)
     logger.error("compiling a grammar failed", exc_info=error)
     return _error(f"compiling the grammar failed ({type(error).__name__})")
-
-
-class NoStructuredOutput:
-    """The manager of an engine that takes no grammars: refuses them, and else does nothing."""
-
-    def validate(self, params: SamplingParams, tokenizer: Any = None) -> None:
-        """Refuse any grammar.
-
-        Raises:
-            VLLMValidationError: `params` has one.
-        """
-        if params.structured_outputs is not None:
-            raise _error("these are not available on this engine; leave them out")
-
-    def grammar_init(self, request: Request) -> None:
-        """Nothing to start."""
-
-    def is_ready(self, request: Request) -> bool:
-        """Never: raises, as no grammar can be compiled."""
-        raise _error("these are not available on this engine; leave them out")
-
-    def grammar_bitmask(self, requests: Sequence[Request]) -> GrammarOutput | None:
-        """No grammar constrains anything."""
-        return None
-
-    def accept_tokens(self, request: Request, token_ids: list[int]) -> bool:
-        """Every token is allowed."""
-        return True
-
-    def is_terminated(self, request: Request) -> bool:
-        """No grammar ends an output."""
-        return False
-
-    def clear(self, request_id: str) -> None:
-        """Nothing to forget."""

@@ -3,7 +3,7 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, model_validator
 from typing_extensions import TypedDict
 
 from vllm.entrypoints.openai.protocol import (
@@ -26,19 +26,6 @@ class ChatMessage(RequestModel):
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
-
-    @field_validator("content", mode="after")
-    @classmethod
-    def _text_parts_only(cls, content: Any) -> Any:
-        for part in content if isinstance(content, list) else ():
-            kind = part.get("type")
-            if kind != "text" or not isinstance(part.get("text"), str) or len(part) != 2:
-                raise VLLMValidationError(
-                    f"messages: content part of type {str(kind)[:40]!r}: this server takes text "
-                    "only; pass a string or parts {'type': 'text', 'text': ...}",
-                    parameter="messages",
-                )
-        return content
 
 
 class ChatCompletionRequest(SamplingFields):

@@ -8,6 +8,7 @@ from typing import Any
 from vllm.entrypoints.openai.chat_completion.protocol import ChatMessage
 from vllm.entrypoints.openai.serving import OpenAIServing
 from vllm.exceptions import VLLMValidationError
+from vllm.tokenizers.encoding import check_text_can_fit, run_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,5 +61,5 @@ async def render_chat_prompt(
         )
 
     size = sum(len(str(message.content)) for message in messages)
-    ids: list[int] = await serving.run_tokenizer(run, size=size)
-    return ids
+    check_text_can_fit(tokenizer, size, serving.max_model_len)
+    return await run_tokenizer(run, size=size)

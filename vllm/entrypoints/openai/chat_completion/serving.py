@@ -4,7 +4,7 @@
 import contextlib
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import Response
@@ -24,25 +24,16 @@ from vllm.entrypoints.openai.chat_completion.rendering import (
     render_chat_prompt,
 )
 from vllm.entrypoints.openai.logprobs import chat_logprobs, wire_prompt_logprobs
-from vllm.entrypoints.openai.sampling import to_sampling_params
+from vllm.entrypoints.openai.sampling import default_max_tokens, to_sampling_params
 from vllm.entrypoints.openai.serving import (
     EnginePrompt,
     OpenAIServing,
     UsageCounter,
     json_response,
 )
-from vllm.entrypoints.openai.streams import sse_event
 from vllm.logprobs import SampleLogprobs
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import SamplingParams
-
-
-@dataclass(slots=True)
-class _Held:
-    """Tokens of a choice whose text is held back."""
-
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: SampleLogprobs = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +90,6 @@ class OpenAIServingChat(OpenAIServing):
         """The answer as server-sent events, without the closing one."""
         plan = await self._plan(request, request_id)
         usage = UsageCounter([plan.prompt])
-        held = [_Held() for _ in range(plan.params.n)]
         has_begun = False
         outputs = self.generate([plan.prompt], [plan.params], request, plan.id)
         async with contextlib.aclosing(outputs):
@@ -107,14 +97,15 @@ class OpenAIServingChat(OpenAIServing):
                 if not has_begun:
                     has_begun = True
                     for index in range(plan.params.n):
-                        yield self._chunk(plan, [_role_choice(index)], usage)
+                        yield self.stream_chunk(
+                            ChatCompletionStreamResponse, plan, [_role_choice(index)], usage
+                        )
                 usage.add(0, output)
                 for completion in output.outputs:
-                    choice = self._delta(plan, held[completion.index], completion)
-                    if choice is not None:
-                        yield self._chunk(plan, [choice], usage)
+                    choice = self._delta(plan, completion)
+                    yield self.stream_chunk(ChatCompletionStreamResponse, plan, [choice], usage)
         if request.include_usage:
-            yield self._chunk(plan, [], usage)
+            yield self.stream_chunk(ChatCompletionStreamResponse, plan, [], usage)
 
     async def _plan(self, request: ChatCompletionRequest, request_id: str) -> _Plan:
         self.check_model(request.model)
@@ -133,10 +124,14 @@ class OpenAIServingChat(OpenAIServing):
             add_generation_prompt=request.add_generation_prompt is not False,
             continue_final_message=bool(request.continue_final_message),
             add_special_tokens=bool(request.add_special_tokens),
+            tools=request.tools,
             documents=request.documents,
             chat_template_kwargs=request.chat_template_kwargs,
         )
         token_ids = await render_chat_prompt(self, request.messages, options)
+        if params.max_tokens is None:
+            room = self.max_model_len - len(token_ids)
+            params.max_tokens = default_max_tokens(request, defaults, room, api_default=None)
         return _Plan(
             request=request,
             prompt=EnginePrompt(token_ids),
@@ -155,39 +150,16 @@ class OpenAIServingChat(OpenAIServing):
             stop_reason=completion.stop_reason,
         )
 
-    def _delta(
-        self, plan: _Plan, held: _Held, completion: CompletionOutput
-    ) -> ChatCompletionStreamChoice | None:
-        """What `completion` adds to its choice; None while its text is held back."""
-        held.token_ids += completion.token_ids
-        held.logprobs += completion.logprobs or []
-        if not completion.text and completion.finish_reason is None:
-            return None
-        logprobs = plan.logprobs(held.token_ids, held.logprobs)
-        held.token_ids, held.logprobs = [], []
+    def _delta(self, plan: _Plan, completion: CompletionOutput) -> ChatCompletionStreamChoice:
+        """What `completion` adds to its choice."""
         delta = DeltaMessage(content=completion.text) if completion.text else DeltaMessage()
         return ChatCompletionStreamChoice(
             index=completion.index,
             delta=delta,
-            logprobs=logprobs,
+            logprobs=plan.logprobs(completion.token_ids, completion.logprobs),
             finish_reason=completion.finish_reason,
             stop_reason=completion.stop_reason,
         )
-
-    def _chunk(
-        self, plan: _Plan, choices: list[ChatCompletionStreamChoice], usage: UsageCounter
-    ) -> bytes:
-        request = plan.request
-        with_usage = not choices or request.include_continuous_usage
-        chunk = ChatCompletionStreamResponse(
-            id=plan.id,
-            created=plan.created,
-            model=self.state.model_name,
-            choices=choices,
-            usage=usage.usage() if with_usage else None,
-        )
-        hidden = None if request.include_usage else {"usage"}
-        return sse_event(chunk.model_dump_json(exclude=hidden))
 
 
 def _role_choice(index: int) -> ChatCompletionStreamChoice:

@@ -8,7 +8,7 @@ reason are the same.
 import contextlib
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from starlette.responses import Response
 
@@ -27,16 +27,14 @@ from vllm.entrypoints.openai.logprobs import (
     wire_prompt_logprobs,
 )
 from vllm.entrypoints.openai.protocol import PromptLogprobsWire
-from vllm.entrypoints.openai.sampling import to_sampling_params
+from vllm.entrypoints.openai.sampling import default_max_tokens, to_sampling_params
 from vllm.entrypoints.openai.serving import (
     EnginePrompt,
     OpenAIServing,
     UsageCounter,
     json_response,
 )
-from vllm.entrypoints.openai.streams import sse_event
 from vllm.exceptions import VLLMValidationError
-from vllm.logprobs import SampleLogprobs
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import SamplingParams
 
@@ -45,12 +43,10 @@ MAX_CHOICES = 4_096
 
 @dataclass(slots=True)
 class _Choice:
-    """A choice in the making: what was sent, and tokens whose text is still held back."""
+    """A choice in the making."""
 
     builder: CompletionLogprobsBuilder
     has_echoed: bool = False
-    held_token_ids: list[int] = field(default_factory=list)
-    held_logprobs: SampleLogprobs = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +81,6 @@ class OpenAIServingCompletion(OpenAIServing):
                 usage.add(prompt_index, output)
                 for completion in output.outputs:
                     choice = self._choice(plan, prompt_index, output, completion)
-                    assert choice is not None, "a final output is never held back"
                     done[choice.index] = CompletionResponseChoice(
                         **dict(choice), prompt_logprobs=self._prompt_logprobs(request, output)
                     )
@@ -110,23 +105,9 @@ class OpenAIServingCompletion(OpenAIServing):
                 usage.add(prompt_index, output)
                 for completion in output.outputs:
                     choice = self._choice(plan, prompt_index, output, completion)
-                    if choice is not None:
-                        yield self._chunk(plan, [choice], usage)
+                    yield self.stream_chunk(CompletionStreamResponse, plan, [choice], usage)
         if request.include_usage:
-            yield self._chunk(plan, [], usage)
-
-    def _chunk(self, plan: _Plan, choices: list[CompletionChoice], usage: UsageCounter) -> bytes:
-        request = plan.request
-        with_usage = not choices or request.include_continuous_usage
-        chunk = CompletionStreamResponse(
-            id=plan.id,
-            created=plan.created,
-            model=self.state.model_name,
-            choices=choices,
-            usage=usage.usage() if with_usage else None,
-        )
-        hidden = None if request.include_usage else {"usage"}
-        return sse_event(chunk.model_dump_json(exclude=hidden))
+            yield self.stream_chunk(CompletionStreamResponse, plan, [], usage)
 
     async def _plan(self, request: CompletionRequest, request_id: str) -> _Plan:
         self.check_model(request.model)
@@ -156,17 +137,17 @@ class OpenAIServingCompletion(OpenAIServing):
         )
 
     def _params(self, request: CompletionRequest, num_prompt_tokens: int) -> SamplingParams:
+        defaults = self.engine.model_config.generation_defaults
         max_tokens = request.max_tokens
         if max_tokens is None:
-            # A default is no demand: it yields to the room that is left.
-            room = max(1, self.max_model_len - num_prompt_tokens)
-            max_tokens = max(min(DEFAULT_MAX_TOKENS, room), request.min_tokens or 0)
+            room = self.max_model_len - num_prompt_tokens
+            max_tokens = default_max_tokens(request, defaults, room, api_default=DEFAULT_MAX_TOKENS)
         prompt_logprobs = request.prompt_logprobs
         if request.echo and request.logprobs is not None and prompt_logprobs is None:
             prompt_logprobs = request.logprobs
         return to_sampling_params(
             request,
-            self.engine.model_config.generation_defaults,
+            defaults,
             max_tokens=max_tokens,
             logprobs=request.logprobs,
             prompt_logprobs=prompt_logprobs,
@@ -191,22 +172,18 @@ class OpenAIServingCompletion(OpenAIServing):
 
     def _choice(
         self, plan: _Plan, prompt_index: int, output: RequestOutput, completion: CompletionOutput
-    ) -> CompletionChoice | None:
-        """What `completion` adds to its choice; None while its text is held back."""
+    ) -> CompletionChoice:
+        """What `completion` adds to its choice."""
         index = prompt_index * plan.n + completion.index
         state = plan.choices[index]
         is_echo = bool(plan.request.echo) and not state.has_echoed
-        state.held_token_ids += completion.token_ids
-        state.held_logprobs += completion.logprobs or []
         text = (plan.prompts[prompt_index].text or "") if is_echo else ""
         text += completion.text
-        if not text and completion.finish_reason is None:
-            return None
         logprobs = None
         if plan.request.logprobs is not None:
-            logprobs = self._logprobs(plan, prompt_index, output, state, is_echo=is_echo)
+            echoed = prompt_index if is_echo else None
+            logprobs = self._logprobs(plan, output, completion, state, echoed=echoed)
         state.has_echoed = True
-        state.held_token_ids, state.held_logprobs = [], []
         return CompletionChoice(
             index=index,
             text=text,
@@ -218,22 +195,23 @@ class OpenAIServingCompletion(OpenAIServing):
     def _logprobs(
         self,
         plan: _Plan,
-        prompt_index: int,
         output: RequestOutput,
+        completion: CompletionOutput,
         state: _Choice,
         *,
-        is_echo: bool,
+        echoed: int | None,
     ) -> CompletionLogProbs:
+        """Logprobs of `completion`, after those of the prompt at `echoed`, if any."""
         before = None
-        if is_echo and output.prompt_logprobs is not None:
-            prompt = plan.prompts[prompt_index]
+        if echoed is not None and output.prompt_logprobs is not None:
+            prompt = plan.prompts[echoed]
             before = state.builder.add_prompt(
                 prompt.text or "",
                 prompt.token_ids,
                 output.prompt_logprobs,
-                plan.first_tokens[prompt_index],
+                plan.first_tokens[echoed],
             )
-        added = state.builder.add(state.held_token_ids, state.held_logprobs)
+        added = state.builder.add(completion.token_ids, completion.logprobs or [])
         return added if before is None else extend(before, added)
 
     @staticmethod

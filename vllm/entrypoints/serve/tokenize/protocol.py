@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wire types of /tokenize and /detokenize."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -21,6 +21,8 @@ class TokenizeRequest(BodyModel):
     add_generation_prompt: bool | None = True
     continue_final_message: bool | None = False
     tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none"] | None = None
+    documents: list[dict[str, str]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="after")

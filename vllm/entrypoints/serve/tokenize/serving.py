@@ -13,6 +13,7 @@ from vllm.entrypoints.serve.tokenize.protocol import (
     TokenizeResponse,
 )
 from vllm.exceptions import VLLMValidationError
+from vllm.tokenizers.encoding import run_tokenizer
 
 
 class OpenAIServingTokenization(OpenAIServing):
@@ -28,6 +29,7 @@ class OpenAIServingTokenization(OpenAIServing):
                 continue_final_message=bool(request.continue_final_message),
                 add_special_tokens=bool(request.add_special_tokens),
                 tools=request.tools,
+                documents=request.documents,
                 chat_template_kwargs=request.chat_template_kwargs,
             )
             ids = await render_chat_prompt(self, request.messages, options)
@@ -61,5 +63,5 @@ class OpenAIServingTokenization(OpenAIServing):
                     value=token_id,
                 )
         size = len(request.tokens)
-        text: str = await self.run_tokenizer(tokenizer.decode, request.tokens, size=size)
+        text: str = await run_tokenizer(tokenizer.decode, request.tokens, size=size)
         return DetokenizeResponse(prompt=text)

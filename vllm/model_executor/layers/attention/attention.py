@@ -206,7 +206,6 @@ class Attention(nn.Module):
             head_size_v=self.head_size_v,
             dtype=self.dtype,
             block_size=cache_config.block_size,
-            kv_cache_dtype=cache_config.cache_dtype,
             has_sink=self.has_sink,
             has_sliding_window=self.sliding_window is not None,
             has_logits_soft_cap=self.logits_soft_cap is not None,

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is refused at the door: requests that can never run, and more than the queue may hold."""
+"""What is refused at the door: requests that can never run. How many may wait is not judged here
+but in the front end, where a refusal costs nothing."""
 
-from collections.abc import Collection
-
-from vllm.config.scheduler import SchedulerConfig
-from vllm.exceptions import EngineOverloadedError, VLLMValidationError
+from vllm.exceptions import VLLMValidationError
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.engine.messages import EngineCoreRequest
-from vllm.v1.request import Request
 
 
 def check_can_ever_run(
@@ -39,38 +36,3 @@ def check_can_ever_run(
             parameter="max_tokens",
             value=max_tokens,
         )
-
-
-class QueueBounds:
-    """Bounds of the waiting queue, and how often they were met.
-
-    Args:
-        limits: `max_waiting_requests` and `max_waiting_tokens`, None for no bound.
-    """
-
-    def __init__(self, limits: SchedulerConfig) -> None:
-        self._max_requests = limits.max_waiting_requests
-        self._max_tokens = limits.max_waiting_tokens
-        self.num_refused = 0
-
-    def check(self, request: EngineCoreRequest, waiting: Collection[Request]) -> None:
-        """Refuse a request for which there is no room behind `waiting`.
-
-        A request of more tokens than the bound is taken when nothing waits, else it could
-        never be.
-
-        Raises:
-            EngineOverloadedError: the queue is full.
-        """
-        if self._max_requests is not None and len(waiting) >= self._max_requests:
-            self._refuse(
-                f"{len(waiting)} requests wait (max_waiting_requests={self._max_requests})"
-            )
-        if self._max_tokens is not None and waiting:
-            num_tokens = sum(queued.num_tokens for queued in waiting)
-            if num_tokens + len(request.prompt_token_ids) > self._max_tokens:
-                self._refuse(f"{num_tokens} tokens wait (max_waiting_tokens={self._max_tokens})")
-
-    def _refuse(self, what: str) -> None:
-        self.num_refused += 1
-        raise EngineOverloadedError(f"the engine is overloaded: {what}; try again later")

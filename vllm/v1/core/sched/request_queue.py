@@ -45,10 +45,6 @@ class RequestQueue(ABC):
         """The first request."""
         return self._requests[0]
 
-    def pop_request(self) -> Request:
-        """Take the first request."""
-        return self._requests.pop(0)
-
     def remove_request(self, request: Request) -> None:
         """Take `request`, which must be here."""
         place = bisect_left(self._requests, self.key(request), key=self.key)

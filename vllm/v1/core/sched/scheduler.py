@@ -17,7 +17,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_config import max_concurrency
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.sched.admission import QueueBounds, check_can_ever_run
+from vllm.v1.core.sched.admission import check_can_ever_run
 from vllm.v1.core.sched.grammar_gate import GrammarGate, GrammarManager
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.planner import StepPlanner
@@ -81,7 +81,6 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.planner = StepPlanner(scheduler_config, self.kv_cache_manager)
         self.grammar = GrammarGate(structured_output_manager)
-        self.bounds = QueueBounds(scheduler_config)
         self.suspects = Suspects()
         self.log_stats = log_stats
         self._num_arrived = 0
@@ -93,7 +92,6 @@ class Scheduler:
 
         Raises:
             VLLMValidationError: its id is in use, or it can never run.
-            EngineOverloadedError: the queue is full.
         """
         req_id = core_request.request_id
         if req_id in self.requests:
@@ -101,7 +99,6 @@ class Scheduler:
                 f"request_id={req_id!r} is in use; pass another", parameter="request_id"
             )
         check_can_ever_run(core_request, self.limits.max_model_len, self.kv_cache_manager)
-        self.bounds.check(core_request, [*self.planner.waiting, *self.grammar])
         request = Request.from_engine_core_request(core_request, self.kv_cache_manager.hash_blocks)
         request.queued_ts = time.monotonic()
         request.arrival_index = self._num_arrived
@@ -143,7 +140,6 @@ class Scheduler:
         return EngineCoreOutputs(
             outputs=outputs,
             scheduler_stats=self.make_stats() if self.log_stats else None,
-            timestamp=time.monotonic(),
         )
 
     def finish_requests(
@@ -168,18 +164,25 @@ class Scheduler:
         Args:
             error: what failed, in words fit for a client.
         """
-        self.planner.drop_again(scheduler_output)
         outputs, self._pending_outputs = self._pending_outputs, []
-        scheduled = self.requests_of(scheduler_output.num_scheduled_tokens)
-        live = [r for r in scheduled if r.status is RequestStatus.RUNNING]
+        live = self._running_of(scheduler_output)
         if len(scheduler_output.num_scheduled_tokens) == 1:
+            self.planner.drop_again(scheduler_output)
             return outputs + [self._fail(request, error) for request in live]
         logger.error("a step of %d requests failed, each is tried alone: %s", len(live), error)
-        for request in live:
-            self.kv_cache_manager.discard(request)
-            self.planner.preempt(request)
+        self.restart_step(scheduler_output)
         self.suspects.add(request.request_id for request in live)
         return outputs
+
+    def restart_step(self, scheduler_output: SchedulerOutput) -> None:
+        """The step broke off by no fault of its requests: all of them start over.
+
+        Nothing they hold stays in the prefix cache: the step may have written to any of it.
+        """
+        self.planner.drop_again(scheduler_output)
+        for request in self._running_of(scheduler_output):
+            self.kv_cache_manager.discard(request)
+            self.planner.preempt(request)
 
     def requests_of(self, req_ids: Iterable[str]) -> list[Request]:
         """The unfinished requests among `req_ids`, in that order."""
@@ -188,10 +191,6 @@ class Scheduler:
     def has_requests(self) -> bool:
         """Whether a further step has something to do or to tell."""
         return bool(self.requests or self._pending_outputs)
-
-    def get_num_unfinished_requests(self) -> int:
-        """Requests that have not ended."""
-        return len(self.requests)
 
     def get_request_counts(self) -> tuple[int, int]:
         """Running requests, and those that wait for a place or a grammar."""
@@ -242,6 +241,11 @@ class Scheduler:
             assert request.num_computed_tokens == 0, f"{request.request_id} waits, half computed"
         assert len(running) <= self.limits.max_num_seqs, "too many running"
         self.kv_cache_manager.check_integrity(placed)
+
+    def _running_of(self, scheduler_output: SchedulerOutput) -> list[Request]:
+        """The step's requests that have not ended meanwhile."""
+        scheduled = self.requests_of(scheduler_output.num_scheduled_tokens)
+        return [r for r in scheduled if r.status is RequestStatus.RUNNING]
 
     def _take_result(self, request: Request, results: ModelRunnerOutput) -> EngineCoreOutput | None:
         """One request's results; None while it is inside its prompt."""
