@@ -131,8 +131,10 @@ class OpenAIServing:
         """Longest prompt plus output."""
         return self.engine.model_config.max_model_len
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of `text`.
+    async def encode(
+        self, text: str, *, add_special_tokens: bool, must_fit: bool = True
+    ) -> list[int]:
+        """Token ids of `text`; with `must_fit`, of one that the context may hold.
 
         Raises:
             VLLMValidationError: the server runs without a tokenizer, or the text cannot fit.
@@ -143,7 +145,8 @@ class OpenAIServing:
                 "prompt: this server runs without a tokenizer; pass token ids", parameter="prompt"
             )
 
-        check_text_can_fit(tokenizer, len(text), self.max_model_len)
+        if must_fit:
+            check_text_can_fit(tokenizer, len(text), self.max_model_len)
         encode = partial(encode_text, tokenizer, text, add_special_tokens=add_special_tokens)
         return await run_tokenizer(encode, size=len(text))
 

@@ -35,7 +35,9 @@ class OpenAIServingTokenization(OpenAIServing):
             ids = await render_chat_prompt(self, request.messages, options)
         else:
             add_special_tokens = request.add_special_tokens is not False
-            ids = await self.encode(request.prompt or "", add_special_tokens=add_special_tokens)
+            ids = await self.encode(
+                request.prompt or "", add_special_tokens=add_special_tokens, must_fit=False
+            )
         strs = None
         if request.return_token_strs:
             strs = (await self.engine.get_tokenizer()).convert_ids_to_tokens(ids)
