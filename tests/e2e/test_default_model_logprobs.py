@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The default model in fp32 against Transformers: 20 prompts of 1 to 2,000 tokens, every way the
-scheduler can run them. Logprobs within 1e-4, at every prompt position and of 20 likeliest tokens
-at every output position."""
+"""The default model in fp32 against Transformers, logprobs within 1e-4.
+
+20 prompts of 1 to 2,000 tokens alone, batched and in chunks: every prompt position, and the 20
+likeliest tokens at every output position. With prefix hits: output positions only, since a request
+for prompt logprobs does not read the cache. Through preemption: the 17 prompts of up to 300 tokens,
+twice each, output positions only.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
