@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar, get_args
 from vllm.config import VllmConfig
 from vllm.config.load import LOAD_FORMATS
 from vllm.config.model import LogprobsMode
+from vllm.config.parallel import EXECUTOR_BACKENDS
 from vllm.engine.arg_spec import (
     ArgSpec,
     add_flag,
@@ -163,9 +164,14 @@ class EngineArgs:
     structured_outputs_config: dict[str, Any] | None = arg(
         None, "Limits on grammars, e.g. max_spec_bytes.", _SAMPLING, dict, parse=json_object
     )
-    tensor_parallel_size: int = arg(1, "Ranks that split the model.", _OTHER)
+    tensor_parallel_size: int = arg(1, "Ranks that split each layer.", _OTHER)
     distributed_executor_backend: str | None = arg(
-        None, "Who starts the ranks: uni runs the one there is.", _OTHER, str
+        None,
+        "Who starts the ranks: the engine on this machine (uni for one, mp for more, chosen so if "
+        "left out), a Ray cluster, or an external launcher such as torchrun.",
+        _OTHER,
+        str,
+        choices=EXECUTOR_BACKENDS,
     )
     attention_backend: str | None = arg(
         None, "Attention backend; the selector chooses if left out.", _OTHER, str

@@ -15,13 +15,13 @@ from vllm.config import (
     LoadConfig,
     ModelConfig,
     ObservabilityConfig,
-    ParallelConfig,
     SchedulerConfig,
     StructuredOutputsConfig,
     VllmConfig,
 )
 from vllm.engine.arg_spec import human_int, length_or_auto
 from vllm.engine.arguments import Arguments
+from vllm.engine.resolve_parallel import resolve_parallel_config, resolve_seed
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 
@@ -62,10 +62,7 @@ def resolve(args: Arguments) -> VllmConfig:
         cache_config=_cache_config(args),
         scheduler_config=_scheduler_config(args, model_config.max_model_len),
         load_config=LoadConfig(load_format=args.load_format, download_dir=args.download_dir),  # type: ignore[arg-type]
-        parallel_config=ParallelConfig(
-            tensor_parallel_size=args.tensor_parallel_size,
-            distributed_executor_backend=args.distributed_executor_backend or "uni",  # type: ignore[arg-type]
-        ),
+        parallel_config=resolve_parallel_config(args, model_config.hf_config),
         structured_outputs_config=_structured_outputs_config(args.structured_outputs_config),
         observability_config=ObservabilityConfig(
             disable_log_stats=args.disable_log_stats, log_interval_s=args.log_interval_s
@@ -97,7 +94,7 @@ def resolve_model_config(args: Arguments) -> ModelConfig:
         max_model_len=length,
         auto_max_model_len=is_auto,
         vocab_size=int(hf_config.get_text_config().vocab_size),
-        seed=args.seed,
+        seed=resolve_seed(args),
         generation_defaults=generation_defaults(args, own_generation_config),
         eos_token_ids=get_eos_token_ids(hf_config, own_generation_config),
         max_logprobs=args.max_logprobs,

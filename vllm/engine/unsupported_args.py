@@ -26,7 +26,7 @@ class Unsupported:
     reason: str
 
 
-_ONE_RANK = "this version runs the model in one process"
+_TENSOR_PARALLEL_ONLY = "models are split by tensor_parallel_size only"
 _NO_LORA = "adapters are not supported"
 _TEXT_ONLY = "this engine takes text only"
 _NO_COMPILE = "this engine never compiles or captures the model"
@@ -45,12 +45,12 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     "convert": Unsupported(("auto", "none"), "models generate text; they are not converted"),
     "cpu_offload_gb": Unsupported((0,), "weights stay on the model's device"),
     "cuda_graph_sizes": Unsupported((None, []), _NO_COMPILE),
-    "data_parallel_size": Unsupported((1, None), _ONE_RANK),
-    "decode_context_parallel_size": Unsupported((1,), _ONE_RANK),
+    "data_parallel_size": Unsupported((1, None), _TENSOR_PARALLEL_ONLY),
+    "decode_context_parallel_size": Unsupported((1,), _TENSOR_PARALLEL_ONLY),
     "device": Unsupported(("auto", "cpu"), "the platform is chosen by what is installed"),
     "disable_cascade_attn": Unsupported((True, False), "there is no cascade attention"),
-    "disable_custom_all_reduce": Unsupported((False, True), _ONE_RANK),
-    "enable_expert_parallel": Unsupported((False,), _ONE_RANK),
+    "disable_custom_all_reduce": Unsupported((False, True), "there is no custom all-reduce"),
+    "enable_expert_parallel": Unsupported((False,), _TENSOR_PARALLEL_ONLY),
     "enable_lora": Unsupported((False,), _NO_LORA),
     "enable_prompt_embeds": Unsupported((False,), "prompts are text or token ids"),
     "enable_sleep_mode": Unsupported((False,), "this version cannot sleep"),
@@ -66,17 +66,17 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     "max_lora_rank": Unsupported((None, 16), _NO_LORA),
     "max_loras": Unsupported((1,), _NO_LORA),
     "max_num_partial_prefills": Unsupported((1,), "prompts are cut by the step's budget"),
-    "max_parallel_loading_workers": Unsupported((None,), "one process loads the weights"),
+    "max_parallel_loading_workers": Unsupported((None,), "each rank reads the weights itself"),
     "max_seq_len_to_capture": Unsupported((8192, None), _NO_COMPILE),
     "media_io_kwargs": Unsupported((None, {}), _TEXT_ONLY),
     "mm_processor_kwargs": Unsupported((None, {}), _TEXT_ONLY),
     "model_loader_extra_config": Unsupported((None, {}), "the loader takes no extra settings"),
     "num_lookahead_slots": Unsupported((0,), _NO_SPECULATION),
     "optimization_level": Unsupported((None, 0, 1, 2, 3), _NO_COMPILE),
-    "pipeline_parallel_size": Unsupported((1,), _ONE_RANK),
+    "pipeline_parallel_size": Unsupported((1,), _TENSOR_PARALLEL_ONLY),
     "prefix_caching_hash_algo": Unsupported(("sha256", None), "prefixes are hashed with sha256"),
     "quantization": Unsupported((None, "gguf"), _NO_QUANTIZATION),
-    "ray_workers_use_nsight": Unsupported((False,), _ONE_RANK),
+    "ray_workers_use_nsight": Unsupported((False,), "workers are not profiled"),
     "reasoning_parser": Unsupported(("", None), "reasoning is not parsed out of the text"),
     "runner": Unsupported(("auto", "generate"), "models generate text; there is no pooling"),
     "speculative_config": Unsupported((None, {}), _NO_SPECULATION),

@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses and ports of this machine."""
+"""Addresses, ports and socket folders of this machine."""
 
+import os
 import socket
+import sys
+import tempfile
+from pathlib import Path
+
+_MAX_SOCKET_PATH = 100  # bytes; the system's limit is 107
 
 
 def get_open_port(host: str = "127.0.0.1") -> int:
@@ -31,3 +37,16 @@ def join_host_port(host: str, port: int) -> str:
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def make_socket_folder() -> Path:
+    """A new folder that only this user can enter, with a path short enough for Unix sockets."""
+    base = tempfile.gettempdir()
+    if len(os.fsencode(base)) > _MAX_SOCKET_PATH - 40:
+        base = "/tmp"
+    return Path(tempfile.mkdtemp(prefix="vllm-", dir=base))
+
+
+def loopback_interface() -> str:
+    """Name of the network interface that leads to this machine only."""
+    return "lo0" if sys.platform == "darwin" else "lo"

@@ -13,6 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from vllm.distributed.communication_op import (
+    tensor_model_parallel_all_gather,
+    tensor_model_parallel_all_reduce,
+)
 from vllm.exceptions import ModelLoadError
 from vllm.ir.ops import linear
 from vllm.model_executor.layers.sharding import (
@@ -20,6 +24,7 @@ from vllm.model_executor.layers.sharding import (
     own_kv_heads,
     own_share,
     refuse_quantization,
+    tensor_parallel,
 )
 
 ShardId = str | int | None
@@ -38,6 +43,7 @@ class LinearBase(nn.Module):
         quant_config: Any = None,
         prefix: str = "",
         return_bias: bool = True,
+        disable_tp: bool = False,
     ) -> None:
         """Allocate this rank's weight, uninitialised.
 
@@ -49,9 +55,11 @@ class LinearBase(nn.Module):
             quant_config: None; anything else is refused.
             prefix: name of the layer in the model, for messages.
             return_bias: return `(output, None)` as upstream's layers do, or the output alone.
+            disable_tp: hold the whole layer on every rank.
         """
         super().__init__()
         refuse_quantization(quant_config, prefix)
+        self.tp_rank, self.tp_size = tensor_parallel(disable_tp)
         self.prefix = prefix
         self.return_bias = return_bias
         self.weight = nn.Parameter(
@@ -113,7 +121,7 @@ class LinearBase(nn.Module):
 
 
 class ReplicatedLinear(LinearBase):
-    """Every rank holds the whole weight. Upstream's interface to model code, not used here yet."""
+    """Every rank holds the whole weight and computes the whole product."""
 
 
 class MergedColumnParallelLinear(LinearBase):
@@ -133,10 +141,10 @@ class MergedColumnParallelLinear(LinearBase):
         Raises:
             ConfigError: the rows of one do not split evenly over the ranks.
         """
-        prefix = kwargs.get("prefix", "")
+        prefix, whole = kwargs.get("prefix", ""), kwargs.get("disable_tp", False)
         self._set_parts(
             {
-                i: (size, own_share(size, f"{prefix} rows of part {i}"))
+                i: (size, own_share(size, f"{prefix} rows of part {i}", disable_tp=whole))
                 for i, size in enumerate(output_sizes)
             }
         )
@@ -174,7 +182,7 @@ class MergedColumnParallelLinear(LinearBase):
 
 
 class ColumnParallelLinear(MergedColumnParallelLinear):
-    """One projection, split by output rows. Upstream's interface, not used here yet."""
+    """One projection, split by output rows."""
 
     def __init__(
         self,
@@ -185,9 +193,26 @@ class ColumnParallelLinear(MergedColumnParallelLinear):
         gather_output: bool = False,
         **kwargs: Any,
     ) -> None:
-        """As `LinearBase`; `gather_output` would join the ranks' outputs (one rank: no-op)."""
+        """As `LinearBase`, with `output_size` over all ranks.
+
+        Args:
+            input_size: columns.
+            output_size: rows over all ranks.
+            bias: whether a bias is added.
+            gather_output: give every rank the whole output instead of its own part.
+            **kwargs: as for `LinearBase`.
+
+        Raises:
+            ConfigError: the rows do not split evenly over the ranks.
+        """
         self.gather_output = gather_output
         super().__init__(input_size, [output_size], bias, **kwargs)
+
+    def forward(self, input_: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, None]:
+        output = linear(input_, self.weight, self.bias)
+        if self.gather_output and self.tp_size > 1:
+            output = tensor_model_parallel_all_gather(output)
+        return (output, None) if self.return_bias else output
 
     def place(
         self, param: nn.Parameter, loaded_weight: torch.Tensor, shard_id: ShardId
@@ -227,10 +252,10 @@ class QKVParallelLinear(MergedColumnParallelLinear):
         Raises:
             ConfigError: the heads do not split evenly over the ranks.
         """
-        prefix = kwargs.get("prefix", "")
+        prefix, whole = kwargs.get("prefix", ""), kwargs.get("disable_tp", False)
         total_kv = total_num_heads if total_num_kv_heads is None else total_num_kv_heads
-        heads = own_share(total_num_heads, f"{prefix} query heads")
-        kv_heads = own_kv_heads(total_kv, f"{prefix} key/value heads")
+        heads = own_share(total_num_heads, f"{prefix} query heads", disable_tp=whole)
+        kv_heads = own_kv_heads(total_kv, f"{prefix} key/value heads", disable_tp=whole)
         self.num_heads, self.num_kv_heads = heads.size, kv_heads.size
         v_size = head_size if v_head_size is None else v_head_size
         parts: dict[str | int, tuple[int, Share]] = {}
@@ -253,6 +278,7 @@ class RowParallelLinear(LinearBase):
         output_size: int,
         bias: bool = True,
         *,
+        input_is_parallel: bool = True,
         reduce_results: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -261,18 +287,34 @@ class RowParallelLinear(LinearBase):
         Args:
             input_size: columns over all ranks.
             output_size: rows.
-            bias: whether a bias is added, once, after the sum.
-            reduce_results: sum over the ranks (one rank: no-op).
+            bias: whether a bias is added; once, with rank 0's part of the sum.
+            input_is_parallel: the input is this rank's part; False: it is whole, and the layer
+                takes its part of it.
+            reduce_results: sum over the ranks; False leaves the sum to the caller.
             **kwargs: as for `LinearBase`.
 
         Raises:
             ConfigError: the columns do not split evenly over the ranks.
         """
-        prefix = kwargs.get("prefix", "")
+        prefix, whole = kwargs.get("prefix", ""), kwargs.get("disable_tp", False)
+        self.input_is_parallel = input_is_parallel
         self.reduce_results = reduce_results
         self._columns = input_size
-        self._share = own_share(input_size, f"{prefix} columns")
+        self._share = own_share(input_size, f"{prefix} columns", disable_tp=whole)
         super().__init__(self._share.size, output_size, bias, **kwargs)
+
+    def forward(self, input_: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, None]:
+        if self.tp_size == 1:
+            output = linear(input_, self.weight, self.bias)
+        else:
+            output = self._forward_part(input_)
+        return (output, None) if self.return_bias else output
+
+    def _forward_part(self, input_: torch.Tensor) -> torch.Tensor:
+        if not self.input_is_parallel:
+            input_ = input_.narrow(-1, self._share.start, self._share.size)
+        output = linear(input_, self.weight, self.bias if self.tp_rank == 0 else None)
+        return tensor_model_parallel_all_reduce(output) if self.reduce_results else output
 
     def place(
         self, param: nn.Parameter, loaded_weight: torch.Tensor, shard_id: ShardId

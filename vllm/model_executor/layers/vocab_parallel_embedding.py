@@ -4,14 +4,16 @@
 Rows may be padded; padded rows are zero and `LogitsProcessor` never shows them.
 """
 
+import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from vllm.distributed.communication_op import tensor_model_parallel_all_reduce
 from vllm.exceptions import ModelLoadError
-from vllm.model_executor.layers.sharding import own_share, refuse_quantization
+from vllm.model_executor.layers.sharding import own_share, refuse_quantization, tensor_parallel
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -33,7 +35,8 @@ class VocabParallelEmbedding(nn.Module):
             num_embeddings: vocabulary of the checkpoint.
             embedding_dim: size of a row.
             params_dtype: default is torch's default dtype.
-            padding_size: the number of rows is rounded up to a multiple of this.
+            padding_size: the number of rows is rounded up to a multiple of this, and of the
+                number of ranks.
             quant_config: None; anything else is refused.
             prefix: name of the layer in the model, for messages.
         """
@@ -42,7 +45,9 @@ class VocabParallelEmbedding(nn.Module):
         self.prefix = prefix
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
-        self.num_embeddings_padded = -(-num_embeddings // padding_size) * padding_size
+        self.tp_size = tensor_parallel().size
+        multiple = math.lcm(padding_size, self.tp_size)
+        self.num_embeddings_padded = -(-num_embeddings // multiple) * multiple
         self._share = own_share(self.num_embeddings_padded, f"{prefix} padded vocabulary")
         self.weight = nn.Parameter(
             torch.empty(self._share.size, embedding_dim, dtype=params_dtype), requires_grad=False
@@ -56,8 +61,15 @@ class VocabParallelEmbedding(nn.Module):
         return max(0, min(self._share.size, self.num_embeddings - self._share.start))
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """[T] int64 -> [T, embedding_dim]."""
-        return F.embedding(input_ids, self.weight)
+        """[...] int64 -> [..., embedding_dim], the same on every rank."""
+        if self.tp_size == 1:
+            return F.embedding(input_ids, self.weight)
+        # Rows of other ranks count as zero, so that the sum over the ranks is each token's row.
+        own_ids = input_ids - self._share.start
+        is_foreign = (own_ids < 0) | (own_ids >= self._share.size)
+        rows = F.embedding(own_ids.masked_fill(is_foreign, 0), self.weight)
+        rows.masked_fill_(is_foreign.unsqueeze(-1), 0)
+        return tensor_model_parallel_all_reduce(rows)
 
     def weight_loader(
         self, param: nn.Parameter, loaded_weight: torch.Tensor, shard_id: str | int | None = None
@@ -74,7 +86,8 @@ class VocabParallelEmbedding(nn.Module):
                 f"this layer needs {expected}"
             )
         rows = self._num_real_rows
-        param.data[:rows].copy_(loaded_weight.narrow(0, self._share.start, rows))
+        start = min(self._share.start, self.num_embeddings)  # a rank may hold padding only
+        param.data[:rows].copy_(loaded_weight.narrow(0, start, rows))
         param.data[rows:].zero_()
 
     def extra_repr(self) -> str:

@@ -14,6 +14,10 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import nn
 
+from vllm.distributed.parallel_state import (
+    get_tensor_model_parallel_rank,
+    get_tensor_model_parallel_world_size,
+)
 from vllm.exceptions import ModelLoadError
 from vllm.model_executor.model_loader.accounting import note_ignored
 
@@ -41,25 +45,24 @@ def default_weight_loader(param: torch.Tensor, loaded_weight: torch.Tensor) -> N
 def sharded_weight_loader(shard_axis: int) -> Callable[[torch.Tensor, torch.Tensor], None]:
     """A loader that copies this rank's equal part of the checkpoint tensor along an axis.
 
-    Upstream's interface to model code; no model here uses it yet.
+    The loader raises `ModelLoadError` where the axis does not divide by the number of ranks, or
+    the tensor is not the parameter's shape times that number along it.
     """
 
     def load(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
-        # Imported here: the layers' package imports this module through the models.
-        from vllm.model_executor.layers.sharding import (
-            get_tensor_model_parallel_rank,
-            get_tensor_model_parallel_world_size,
-        )
-
+        rank, world = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
+        shape = list(loaded_weight.shape)
+        if -len(shape) <= shard_axis < len(shape) and shape[shard_axis] % world:
+            raise ModelLoadError(
+                f"the checkpoint holds shape {shape}, and dimension {shard_axis} of size "
+                f"{shape[shard_axis]} does not divide by tensor_parallel_size={world}"
+            )
         size = param.shape[shard_axis]
         whole = list(param.shape)
-        whole[shard_axis] = size * get_tensor_model_parallel_world_size()
-        if list(loaded_weight.shape) != whole:
-            raise ModelLoadError(
-                f"the checkpoint holds shape {list(loaded_weight.shape)}, the model needs {whole}"
-            )
-        start = get_tensor_model_parallel_rank() * size
-        default_weight_loader(param, loaded_weight.narrow(shard_axis, start, size))
+        whole[shard_axis] = size * world
+        if shape != whole:
+            raise ModelLoadError(f"the checkpoint holds shape {shape}, the model needs {whole}")
+        default_weight_loader(param, loaded_weight.narrow(shard_axis, rank * size, size))
 
     return load
 

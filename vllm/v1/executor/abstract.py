@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vllm.config import VllmConfig
-from vllm.exceptions import ConfigError
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import ModelRunnerOutput
@@ -21,17 +20,24 @@ class Executor(ABC):
 
     @staticmethod
     def get_class(vllm_config: VllmConfig) -> type["Executor"]:
-        """The executor the configuration names.
-
-        Raises:
-            ConfigError: there is no such executor.
-        """
+        """The executor the configuration names."""
         name = vllm_config.parallel_config.distributed_executor_backend
-        if name == "uni":
-            from vllm.v1.executor.uniproc_executor import UniProcExecutor
+        if name == "mp":
+            from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
-            return UniProcExecutor
-        raise ConfigError(f"distributed_executor_backend={name!r} is not known; pass 'uni'")
+            return MultiprocExecutor
+        if name == "ray":
+            from vllm.v1.executor.ray_executor import RayDistributedExecutor
+
+            return RayDistributedExecutor
+        if name == "external_launcher":
+            from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
+
+            return ExecutorWithExternalLauncher
+        assert name == "uni", f"the configuration let {name!r} pass"
+        from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+        return UniProcExecutor
 
     @abstractmethod
     def _init_executor(self) -> None:
@@ -48,7 +54,8 @@ class Executor(ABC):
         """Call on every worker.
 
         Args:
-            method: name of a worker's method, or a function called with the worker first.
+            method: name of a worker's method; where the worker is in this process also a
+                function, called with the worker first.
             timeout: seconds to wait for the last worker; None waits.
 
         Returns:

@@ -1,11 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One worker in the calling process."""
+"""One worker in the calling process: the only one, or one of several that were started apart."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+from vllm.config import ParallelConfig
+from vllm.distributed.launch import LauncherRank, launcher_rank
+from vllm.distributed.parallel_state import get_tp_group
+from vllm.exceptions import ConfigError, EngineDeadError, VLLMError
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.executor.abstract import Executor
+from vllm.v1.executor.messages import step_fingerprint
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.worker import Worker
+
+R = TypeVar("R")
 
 
 class UniProcExecutor(Executor):
@@ -18,9 +27,12 @@ class UniProcExecutor(Executor):
     driver_worker: Worker
 
     def _init_executor(self) -> None:
-        self.driver_worker = Worker(self.vllm_config)
+        self.driver_worker = self._make_worker()
         self.driver_worker.init_device()
         self.driver_worker.load_model()
+
+    def _make_worker(self) -> Worker:
+        return Worker(self.vllm_config)
 
     def collective_rpc(
         self,
@@ -39,3 +51,80 @@ class UniProcExecutor(Executor):
     def shutdown(self) -> None:
         """Drop the model and the cache."""
         self.driver_worker.shutdown()
+
+
+class ExecutorWithExternalLauncher(UniProcExecutor):
+    """One rank of several that a launcher such as torchrun has started.
+
+    Every rank has a whole engine of its own and must be given the same requests in the same
+    order: the engines then decide alike, step for step. What could part them is agreed on: the
+    size of the KV cache is the smallest, and before a step the ranks compare what it holds, so
+    that unlike requests are an error and not a wait without end.
+
+    `collective_rpc` reaches this rank only; the caller's program runs on all of them.
+    """
+
+    def _init_executor(self) -> None:
+        self.driver_worker = self._make_worker()
+        self.driver_worker.init_device()
+        self._has_peers = self.vllm_config.parallel_config.tensor_parallel_size > 1
+        self._together("load the model", self.driver_worker.load_model)
+
+    def _make_worker(self) -> Worker:
+        place = launcher_rank()
+        _check_world(place, self.vllm_config.parallel_config)
+        return Worker(
+            self.vllm_config,
+            local_rank=place.local_rank,
+            rank=place.rank,
+            world_size=place.world_size,
+            local_world_size=place.local_world_size,
+        )
+
+    def determine_available_memory(self) -> int:
+        """Bytes for the KV cache: what the rank with the least can give."""
+        own = self._together("size the KV cache", self.driver_worker.determine_available_memory)
+        return min(get_tp_group().all_gather_ints(own)) if self._has_peers else own
+
+    def execute_model(
+        self, scheduler_output: SchedulerOutput, grammar_output: GrammarOutput | None = None
+    ) -> ModelRunnerOutput:
+        """Run one step, if it is the same on every rank.
+
+        Raises:
+            EngineDeadError: it is not.
+        """
+        if self._has_peers:
+            prints = get_tp_group().all_gather_ints(step_fingerprint(scheduler_output))
+            if len(set(prints)) > 1:
+                raise EngineDeadError(
+                    "the ranks are about to run different steps; with "
+                    "distributed_executor_backend='external_launcher' every rank must be given "
+                    "the same prompts and sampling parameters, in the same order"
+                )
+        return super().execute_model(scheduler_output, grammar_output)
+
+    def _together(self, what: str, function: Callable[[], R]) -> R:
+        """Call `function`, which uses no collective; raises on every rank if it raises on one."""
+        if not self._has_peers:
+            return function()
+        error: VLLMError | None = None
+        try:
+            result = function()
+        except VLLMError as caught:
+            error = caught
+        failed = get_tp_group().all_gather_ints(int(error is not None))
+        if error is not None:
+            raise error
+        if any(failed):
+            ranks = [rank for rank, has_failed in enumerate(failed) if has_failed]
+            raise ConfigError(f"ranks {ranks} could not {what}; their messages say why")
+        return result
+
+
+def _check_world(place: LauncherRank, config: ParallelConfig) -> None:
+    if place.world_size % config.tensor_parallel_size:
+        raise ConfigError(
+            f"the launcher started {place.world_size} ranks, which do not divide by "
+            f"tensor_parallel_size={config.tensor_parallel_size}"
+        )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process's share of the model: device, weights, cache memory and steps."""
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -9,6 +10,12 @@ import torch
 from torch import nn
 
 from vllm.config import VllmConfig
+from vllm.distributed.parallel_state import (
+    destroy_distributed_environment,
+    init_distributed_environment,
+    initialize_model_parallel,
+)
+from vllm.distributed.utils import memory_per_rank, threads_per_rank
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader.build import get_model
 from vllm.platforms import current_platform
@@ -31,8 +38,34 @@ R = TypeVar("R")
 class Worker:
     """Runs one rank. Call order: `init_device`, `load_model`, `initialize_from_config`, steps."""
 
-    def __init__(self, vllm_config: VllmConfig) -> None:
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        local_rank: int = 0,
+        rank: int = 0,
+        distributed_init_method: str = "env://",
+        *,
+        world_size: int | None = None,
+        local_world_size: int = 1,
+    ) -> None:
+        """Know the place; nothing is taken yet.
+
+        Args:
+            vllm_config: the resolved configuration.
+            local_rank: number of this rank on its machine.
+            rank: number of this rank in the world.
+            distributed_init_method: where the ranks meet.
+            world_size: ranks of the world; None: one engine's. A launcher's world may hold
+                several engines, each of consecutive ranks.
+            local_world_size: ranks on this machine.
+        """
         self.vllm_config = vllm_config
+        self.local_rank = local_rank
+        self.rank = rank
+        self.distributed_init_method = distributed_init_method
+        tp_size = vllm_config.parallel_config.tensor_parallel_size
+        self.world_size = tp_size if world_size is None else world_size
+        self.local_world_size = local_world_size
         self.device: torch.device | None = None
         self._model_runner: ModelRunner | None = None
 
@@ -43,8 +76,18 @@ class Worker:
         return self._model_runner
 
     def init_device(self) -> None:
-        """Take the device this platform offers."""
-        self.device = current_platform().init_device()
+        """Take the device this platform offers, and meet the other ranks."""
+        platform = current_platform()
+        self.device = platform.init_device()
+        if platform.is_cpu() and self.local_world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(threads_per_rank(self.local_world_size))
+        tp_size = self.vllm_config.parallel_config.tensor_parallel_size
+        if tp_size > 1:
+            backend = "gloo" if platform.is_cpu() else "nccl"
+            init_distributed_environment(
+                self.world_size, self.rank, self.distributed_init_method, backend
+            )
+            initialize_model_parallel(tp_size, backend, self.device)
 
     def load_model(self) -> None:
         """Build the model and read its weights."""
@@ -63,7 +106,7 @@ class Worker:
         return self.model_runner.get_kv_cache_specs()
 
     def determine_available_memory(self) -> int:
-        """Bytes the KV cache may take.
+        """Bytes the KV cache of this rank may take.
 
         Raises:
             ConfigError: the memory this process may use leaves none.
@@ -74,9 +117,10 @@ class Worker:
             weights=weights_bytes(model),
             activations=estimate_activations(model, self.vllm_config, specs),
         )
+        memory = platform.get_device_memory()
         return available_cache_bytes(
             self.vllm_config.cache_config,
-            platform.get_device_memory(),
+            memory_per_rank(memory, self.local_world_size) if platform.is_cpu() else memory,
             needs,
             on_cpu=platform.is_cpu(),
         )
@@ -99,11 +143,13 @@ class Worker:
         """Raise if this rank cannot run steps; in this process it always can."""
 
     def shutdown(self) -> None:
-        """Drop the model and the cache; layers that are held elsewhere keep no cache."""
+        """Drop the model and the cache, and leave the other ranks; layers that are held
+        elsewhere keep no cache."""
         if self._model_runner is not None:
             for layer in self._model_runner.attention_layers.values():
                 layer.bind_kv_cache(torch.empty(0))
             self._model_runner = None
+        destroy_distributed_environment()
 
     def call(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a method by name, or a function with this worker as its first argument."""
