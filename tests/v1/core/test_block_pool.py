@@ -113,6 +113,34 @@ def test_equal_content_twice_is_found_until_both_are_gone() -> None:
     pool.check_integrity({1: 1, 2: 1})
 
 
+def test_of_equal_blocks_only_one_stays_cached_when_they_are_free() -> None:
+    pool = BlockPool(6)
+    one, two, three, rest = pool.get_new_blocks(4)
+    for block in (one, two, three):
+        pool.cache_full_blocks([block], [digest(1)], 0)
+    pool.cache_full_blocks([rest], [digest(2)], 0)
+    pool.free_blocks([one])
+    assert one.key is None and pool.get_cached_block(digest(1), [0]) == [two]
+    pool.free_blocks([two])
+    pool.free_blocks([rest])
+    # The last one to be freed is a copy of none, and the copies are handed out first.
+    pool.free_blocks([three])
+    assert pool.get_cached_block(digest(1), [0]) == [three]
+    assert ids(pool.get_new_blocks(5)) == [*ids([two, one]), 5, *ids([rest, three])]
+
+
+def test_a_copy_that_is_freed_makes_the_one_that_stays_the_latest() -> None:
+    pool, blocks = cached_pool()
+    pool.free_blocks([blocks[0]])
+    pool.free_blocks([blocks[1]])
+    (copy,) = pool.get_new_blocks(1)
+    pool.cache_full_blocks([copy], [digest(1)], 0)
+    pool.free_blocks([copy])
+    assert pool.get_cached_block(digest(1), [0]) == [blocks[0]]
+    assert ids(pool.get_new_blocks(4)) == [3, 4, 2, 1]
+    pool.check_integrity({1: 1, 2: 1, 3: 1, 4: 1})
+
+
 def test_without_caching_nothing_is_found() -> None:
     pool = BlockPool(3, enable_caching=False)
     pool.cache_full_blocks(pool.get_new_blocks(1), [digest(1)], 0)

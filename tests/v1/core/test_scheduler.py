@@ -82,6 +82,21 @@ def test_the_same_prompt_again_hits_and_gives_the_same_tokens(prompt_len: int) -
     assert hit == (prompt_len - 1) // 4 * 4
 
 
+def test_the_same_requests_again_and_again_use_the_same_few_blocks() -> None:
+    engine = Engine(create_scheduler(num_blocks=200))
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    num_cached = []
+    for i in range(6):
+        # 8 tokens are two whole blocks: the last one is computed anew each time.
+        names = [f"{name}{i}" for name in "abc"]
+        engine.add(*(create_request(name, [5] * 8, 9, ignore_eos=True) for name in names))
+        engine.run()
+        num_cached.append(sum(block.key is not None for block in pool.blocks))
+    engine.check_against_solo()
+    assert num_cached == [4] * 6
+    assert max(engine.model.pages) <= 3 * 5  # only blocks that were needed at once
+
+
 def test_a_prompt_that_continues_an_answer_hits_the_answer() -> None:
     engine = Engine(create_scheduler())
     engine.add(create_request("a", 6, 8, ignore_eos=True))

@@ -114,8 +114,9 @@ class FreeKVCacheBlockQueue:
 class BlockHashToBlockMap:
     """Index of the cached blocks.
 
-    Several blocks may hold the same prefix: two requests computed it in the same step. They are
-    not merged, since block tables that the worker knows are only ever appended to.
+    Several blocks may hold the same prefix: two requests computed it in the same step, or one
+    computed the end of its prompt anew. They are not merged while requests hold them, since block
+    tables that the worker knows are only ever appended to; `free_blocks` keeps one.
     """
 
     def __init__(self) -> None:
@@ -128,6 +129,13 @@ class BlockHashToBlockMap:
         """The first block cached under `key`, if any."""
         blocks = self._blocks.get(key)
         return next(iter(blocks.values())) if blocks else None
+
+    def get_another_block(self, key: BlockKey, block_id: int) -> KVCacheBlock | None:
+        """A block cached under `key` other than that one, if any."""
+        blocks = self._blocks[key]
+        if len(blocks) == 1:
+            return None
+        return next(block for block in blocks.values() if block.block_id != block_id)
 
     def contains(self, key: BlockKey, block_id: int) -> bool:
         """Whether that block is cached under `key`."""
@@ -231,9 +239,10 @@ class BlockPool:
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
         """Drop one reference each; first in `ordered_blocks` is handed out first.
 
-        A block without known content has nothing to lose and goes before all cached ones.
+        A block without known content has nothing to lose and goes before all cached ones. Nor
+        has a copy of what another block holds: were copies kept, the same requests again and
+        again would fill the cache with them, and touch memory that was never needed.
         """
-        cached: list[KVCacheBlock] = []
         plain: list[KVCacheBlock] = []
         for block in ordered_blocks:
             if block.is_null:
@@ -241,8 +250,11 @@ class BlockPool:
             assert block.ref_cnt > 0, f"{block} freed twice"
             block.ref_cnt -= 1
             if block.ref_cnt == 0:
-                (plain if block.key is None else cached).append(block)
-        self._free.append_n(cached)
+                self._drop_copy(block)
+                if block.key is None:
+                    plain.append(block)
+                else:
+                    self._free.append(block)
         self._free.prepend_n(plain)
 
     def cache_full_blocks(
@@ -314,6 +326,18 @@ class BlockPool:
         assert num_keys == len(self._cached), "index names blocks that hold something else"
         reserved = [block for block in self.blocks if block.is_reserved]
         assert len(reserved) == self.num_reserved_blocks, "reservation changed"
+
+    def _drop_copy(self, block: KVCacheBlock) -> None:
+        """Forget the content of `block` if another block holds it too, which counts as used now."""
+        if block.key is None:
+            return
+        other = self._cached.get_another_block(block.key, block.block_id)
+        if other is None:
+            return
+        self._forget(block)
+        if other.ref_cnt == 0:
+            self._free.remove(other)
+            self._free.append(other)
 
     def _forget(self, block: KVCacheBlock) -> None:
         if block.key is not None:
