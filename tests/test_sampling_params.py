@@ -3,9 +3,11 @@
 
 import math
 import pickle
+from fractions import Fraction
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from vllm.exceptions import VLLMValidationError
@@ -30,8 +32,9 @@ REFUSED: list[tuple[str, Any]] = [
     *[("frequency_penalty", v) for v in (-2.1, 2.1, NAN, 10**400)],
     *[("repetition_penalty", v) for v in (0, -1.0, NAN, INF)],
     *[("temperature", v) for v in (-0.1, NAN, INF, "hot", True, 10**400)],
-    *[("top_p", v) for v in (0.0, -0.1, 1.1, NAN)],
-    *[("top_k", v) for v in (-2, 1.5, 2**31, True)],
+    *[("temperature", v) for v in (np.float32("nan"), np.bool_(True), 1j, np.array([0.5]), None)],
+    *[("top_p", v) for v in (0.0, -0.1, 1.1, NAN, np.float16(0), Fraction(1, 10**400))],
+    *[("top_k", v) for v in (-2, 1.5, 2**31, True, None, np.int8(-2), np.float64(3), np.bool_(1))],
     *[("min_p", v) for v in (-0.1, 1.1, NAN)],
     *[("seed", v) for v in (2**63, -(2**63) - 1, 1.5, "x")],
     *[("max_tokens", v) for v in (0, -1, 1.5, 2**31)],
@@ -64,6 +67,34 @@ def test_what_is_out_of_range_is_refused_by_name(name: str, value: Any) -> None:
     assert caught.value.parameter == name
     assert str(caught.value).startswith(name)
     assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "stored"),
+    [
+        ("temperature", np.float32(0.5), 0.5),
+        ("temperature", Fraction(1, 4), 0.25),
+        ("top_p", np.float16(0.5), 0.5),
+        ("presence_penalty", np.int64(1), 1),
+        ("n", np.int64(3), 3),
+        ("top_k", np.uint8(7), 7),
+        ("top_k", np.int64(-1), 0),
+        ("seed", np.uint64(2**63 - 1), 2**63 - 1),
+        ("max_tokens", np.int32(5), 5),
+        ("logprobs", np.int64(2), 2),
+        ("stop_token_ids", [np.int64(5)], [5]),
+        ("allowed_token_ids", (np.int32(5), 6), [5, 6]),
+        ("logit_bias", {np.int64(5): np.float32(1.5)}, {5: 1.5}),
+    ],
+)
+def test_any_kind_of_number_is_taken_and_stored_as_pythons(
+    name: str, value: Any, stored: Any
+) -> None:
+    params = SamplingParams(**{name: value})
+    found = getattr(params, name)
+    assert found == stored and type(found) is type(stored)
+    # What is stored crosses to the engine's process, which knows Python's numbers alone.
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
 
 
 def test_stop_strings_need_text() -> None:

@@ -6,6 +6,8 @@ processor's; everything that can be judged without a model is judged here.
 """
 
 import math
+import numbers
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Annotated, Any, NoReturn
 
@@ -211,19 +213,14 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=True
             _refuse("output_kind", self.output_kind, "a RequestOutputKind")
 
     def _check_numbers(self) -> None:
-        _integer("n", self.n, 1, MAX_N)
-        _real("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _real("repetition_penalty", self.repetition_penalty, 0.0, 1e6, open_low=True)
-        _real("temperature", self.temperature, 0.0, 1e6)
-        _real("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _real("min_p", self.min_p, 0.0, 1.0)
-        _integer("top_k", self.top_k, 0, MAX_COUNT, hint="0 or -1 keeps every token")
-        _integer("seed", self.seed, -MAX_SEED - 1, MAX_SEED)
-        _integer("max_tokens", self.max_tokens, 1, MAX_COUNT)
-        _integer("min_tokens", self.min_tokens, 0, MAX_COUNT)
-        _integer("logprobs", self.logprobs, -1, MAX_COUNT, hint="-1 is the whole vocabulary")
-        _integer("prompt_logprobs", self.prompt_logprobs, -1, MAX_COUNT)
+        """Check ranges, and turn numbers of other kinds (NumPy's) into Python's own."""
+        for name, (low, high) in _REALS.items():
+            is_open = name in _OPEN_BELOW
+            setattr(self, name, _real(name, getattr(self, name), low, high, open_low=is_open))
+        for name, (lowest, highest, hint) in _INTEGERS.items():
+            value = getattr(self, name)
+            if value is not None or name in _NEVER_NONE:
+                setattr(self, name, _integer(name, value, lowest, highest, hint=hint))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             _refuse("min_tokens", self.min_tokens, f"at most max_tokens={self.max_tokens}")
 
@@ -236,21 +233,23 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=True
                 _refuse("stop", text, f"non-empty strings of up to {MAX_STOP_CHARS} characters")
         if stop and not self.detokenize:
             _refuse("stop", stop, "no stop strings with detokenize=False; use stop_token_ids")
-        for token_id in self.stop_token_ids or ():
-            _integer("stop_token_ids", token_id, 0, None)
+        self.stop_token_ids = _token_ids("stop_token_ids", self.stop_token_ids or ())
         for word in self.bad_words or ():
             if not isinstance(word, str) or not word:
                 _refuse("bad_words", word, "non-empty strings")
         if len(self.bad_words or ()) > MAX_BAD_WORDS:
             _refuse("bad_words", f"{len(self.bad_words or ())} words", f"at most {MAX_BAD_WORDS}")
-        for token_id, bias in (self.logit_bias or {}).items():
-            _integer("logit_bias", token_id, 0, None, hint="keys are token ids")
-            _real("logit_bias", bias, -100.0, 100.0)
+        if self.logit_bias is not None:
+            self.logit_bias = {
+                _integer("logit_bias", token_id, 0, None, hint="keys are token ids"): _real(
+                    "logit_bias", bias, -100.0, 100.0
+                )
+                for token_id, bias in self.logit_bias.items()
+            }
         if self.allowed_token_ids is not None:
             if not self.allowed_token_ids:
                 _refuse("allowed_token_ids", [], "at least one token id")
-            for token_id in self.allowed_token_ids:
-                _integer("allowed_token_ids", token_id, 0, None)
+            self.allowed_token_ids = _token_ids("allowed_token_ids", self.allowed_token_ids)
 
     def _check_unsupported(self) -> None:
         if self.extra_args:
@@ -268,6 +267,28 @@ _BOOLEANS = (
     "spaces_between_special_tokens",
     "include_stop_str_in_output",
 )
+
+# Lowest and highest value; those in _OPEN_BELOW exclude the lowest.
+_REALS = {
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.0, 1e6),
+    "temperature": (0.0, 1e6),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+}
+_OPEN_BELOW = frozenset({"repetition_penalty", "top_p"})
+# Lowest and highest value, and a hint for the message.
+_INTEGERS = {
+    "n": (1, MAX_N, ""),
+    "top_k": (0, MAX_COUNT, "0 or -1 keeps every token"),
+    "seed": (-MAX_SEED - 1, MAX_SEED, ""),
+    "max_tokens": (1, MAX_COUNT, ""),
+    "min_tokens": (0, MAX_COUNT, ""),
+    "logprobs": (-1, MAX_COUNT, "-1 is the whole vocabulary"),
+    "prompt_logprobs": (-1, MAX_COUNT, ""),
+}
+_NEVER_NONE = frozenset({"n", "top_k", "min_tokens"})
 
 
 def _refuse(parameter: str, value: object, allowed: str) -> NoReturn:
@@ -293,25 +314,32 @@ def is_deeper(node: Any, limit: int) -> bool:
     return True
 
 
-def _integer(
-    name: str, value: object, low: int | None, high: int | None, *, hint: str = ""
-) -> None:
-    if value is None:
-        return
+def _token_ids(name: str, given: Iterable[object]) -> list[int]:
+    return [_integer(name, token_id, 0, None) for token_id in given]
+
+
+def _integer(name: str, value: object, low: int, high: int | None, *, hint: str = "") -> int:
+    """`value` as an int; every kind of integer but bool will do."""
     allowed = f"an integer of at least {low}" + (f" and at most {high}" if high is not None else "")
     allowed += f" ({hint})" if hint else ""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         _refuse(name, value, allowed)
-    if (low is not None and value < low) or (high is not None and value > high):
+    number = int(value)
+    if number < low or (high is not None and number > high):
         _refuse(name, value, allowed)
+    return number
 
 
-def _real(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+def _real(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> float:
+    """`value` as a float, an int staying one; every kind of real number but bool will do."""
     allowed = f"a finite number {'above' if open_low else 'from'} {low:g} up to {high:g}"
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         _refuse(name, value, allowed)
     # Compared before isfinite: a huge int has no float, and NaN compares false to everything.
-    if not low <= value <= high or not math.isfinite(value):
+    if not low <= value <= high or not math.isfinite(value):  # type: ignore[operator]
         _refuse(name, value, allowed)
-    if open_low and value == low:
+    number: float = int(value) if isinstance(value, numbers.Integral) else float(value)
+    # After the conversion: a fraction above the bound may be none as a float.
+    if open_low and number == low:
         _refuse(name, value, allowed)
+    return number

@@ -5,6 +5,7 @@ Owns lists of prompts, their order and the progress bar; everything else is the 
 """
 
 import itertools
+import numbers
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -306,7 +307,7 @@ def as_prompt_list(prompts: Any) -> list[PromptType]:
         return [prompts]  # type: ignore[list-item]
     if isinstance(prompts, bytes | bytearray):
         raise VLLMValidationError("prompts is bytes; decode it to text", parameter="prompts")
-    if isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], int):
+    if isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], numbers.Integral):
         return [list(prompts)]
     if isinstance(prompts, Sequence):
         return list(prompts)

@@ -2,6 +2,7 @@
 """`LLM` on a tiny model, against Transformers and against itself."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from vllm import LLM, SamplingParams
 from vllm.exceptions import ConfigError, VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.attention.backends.torch_ref import TorchRefBackend
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=3)
 
@@ -91,6 +93,45 @@ def test_a_second_run_hits_the_prefix_cache_and_says_the_same(llm: LLM) -> None:
     assert first.outputs[0].token_ids == second.outputs[0].token_ids
     assert llm.reset_prefix_cache()
     assert llm.generate([prompt], GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 24])
+def test_a_block_size_that_the_backend_takes_changes_nothing(
+    llm: LLM, path: Path, block_size: int
+) -> None:
+    prompts = [random_token_ids(n, seed=n) for n in (1, 2, 3, 24, 25, 72)]
+    expected = [o.outputs[0] for o in llm.generate(prompts, GREEDY, use_tqdm=False)]
+    other = LLM(
+        str(path), dtype="float32", kv_cache_memory_bytes="8M", max_model_len=128,
+        max_num_batched_tokens=32, block_size=block_size,
+    )  # fmt: skip
+    for hits in ([0] * 6, [(len(prompt) - 1) // block_size * block_size for prompt in prompts]):
+        told = other.generate(prompts, GREEDY, use_tqdm=False)
+        assert [o.num_cached_tokens for o in told] == hits
+        for want, output in zip(expected, told, strict=True):
+            assert output.outputs[0].token_ids == want.token_ids
+            assert output.outputs[0].cumulative_logprob == pytest.approx(
+                want.cumulative_logprob, abs=1e-3
+            )
+    assert is_idle(other)
+
+
+def test_a_block_size_that_the_backend_does_not_take_is_refused_before_weights_are_read(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = classmethod(lambda cls: [16, 32])
+    monkeypatch.setattr(TorchRefBackend, "get_supported_kernel_block_sizes", sizes)
+    damaged = tmp_path / "model"
+    shutil.copytree(path, damaged)
+    (weights,) = damaged.glob("*.safetensors")
+    os.truncate(weights, weights.stat().st_size - 1)
+    with pytest.raises(ConfigError, match=r"block_size 3 \(multiples of \[16, 32\]\)"):
+        LLM(str(damaged), kv_cache_memory_bytes="2M", max_model_len=64, block_size=3)
+    for wrong in (0, -16, 2.5, True):
+        with pytest.raises(ConfigError, match="block_size"):
+            LLM(str(path), kv_cache_memory_bytes="2M", max_model_len=64, block_size=wrong)
+    with pytest.raises(ConfigError, match=r"max_model_len=64 needs"):
+        LLM(str(path), kv_cache_memory_bytes="2M", max_model_len=64, block_size=2**30)
 
 
 def test_order_forms_and_parameters_per_prompt(llm: LLM) -> None:

@@ -3,6 +3,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.detokenizer.utils import piece_tokenizer
@@ -22,10 +23,12 @@ def process(prompt: Any, processor: InputProcessor | None = None, **params: Any)
 
 @pytest.mark.parametrize(
     "prompt",
-    ["ABC", {"prompt": "ABC"}, {"prompt_token_ids": [0, 1, 2]}, [0, 1, 2]],
+    ["ABC", {"prompt": "ABC"}, {"prompt_token_ids": [0, 1, 2]}, [0, 1, 2], [np.int64(0), 1, 2]],
 )
 def test_the_forms_of_a_prompt(prompt: Any) -> None:
-    assert process(prompt).prompt_token_ids == [0, 1, 2]
+    token_ids = process(prompt).prompt_token_ids
+    assert token_ids == [0, 1, 2]
+    assert {type(token_id) for token_id in token_ids} == {int}
 
 
 @pytest.mark.parametrize(
@@ -38,6 +41,8 @@ def test_the_forms_of_a_prompt(prompt: Any) -> None:
         ("", "prompt"),
         ([0, "a"], "prompt_token_ids"),
         ([True], "prompt_token_ids"),
+        ([np.float32(1)], "prompt_token_ids"),
+        ([np.bool_(True)], "prompt_token_ids"),
         ([[0]], "prompt_token_ids"),
         (5, "prompt_token_ids"),
         (None, "prompt_token_ids"),

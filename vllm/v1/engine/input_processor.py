@@ -7,6 +7,7 @@ front, so that the core never meets a request it cannot run. Each refusal is a
 """
 
 import itertools
+import numbers
 import secrets
 import time
 from collections.abc import Iterable, Sequence
@@ -133,6 +134,9 @@ class InputProcessor:
         if not isinstance(given, dict):
             given = {"prompt_token_ids": _as_ids("prompt_token_ids", given)}
         text, ids, salt = self._parse_dict(given)
+        if ids is None and text == "":
+            # Some tokenizers would add a begin marker: what is allowed must not hang on that.
+            self.check_prompt_length(0)
         if ids is None and text and self.tokenizer is not None:
             check_text_can_fit(self.tokenizer, len(text), self.max_model_len)
         token_ids = self.tokenize(text or "") if ids is None else _as_ids("prompt_token_ids", ids)
@@ -176,7 +180,11 @@ class InputProcessor:
     def check_prompt_length(self, num_prompt_tokens: int) -> None:
         """Refuse an empty prompt, and one that leaves no room for a token."""
         if num_prompt_tokens == 0:
-            _refuse("prompt", "the prompt is empty; pass at least one token")
+            _refuse(
+                "prompt",
+                "the prompt is empty; pass a text, or at least one token id (the begin token's, to "
+                "begin from nothing)",
+            )
         if num_prompt_tokens >= self.max_model_len:
             _refuse(
                 "prompt",
@@ -314,17 +322,20 @@ class InputProcessor:
 
 
 def _as_ids(parameter: str, given: Any) -> list[int]:
-    """`given` as a list of ints of its own.
+    """`given` as a list of ints of its own; integers of other kinds (NumPy's) will do.
 
     Raises:
         VLLMValidationError: it is no sequence of integers.
     """
     if isinstance(given, str | bytes) or not isinstance(given, Sequence):
         _refuse(parameter, f"a prompt is text or a list of token ids, not {type(given).__name__}")
-    for token_id in given:
-        if isinstance(token_id, bool) or not isinstance(token_id, int):
-            _refuse(parameter, f"{token_id!r} is no token id; pass integers", token_id)
-    return list(given)
+    return [i if type(i) is int else _as_id(parameter, i) for i in given]
+
+
+def _as_id(parameter: str, token_id: Any) -> int:
+    if isinstance(token_id, bool) or not isinstance(token_id, numbers.Integral):
+        _refuse(parameter, f"{token_id!r} is no token id; pass integers", token_id)
+    return int(token_id)
 
 
 def _refuse(parameter: str, message: str, value: object = None) -> NoReturn:
