@@ -9,6 +9,9 @@ from tests.v1.structured_output.grammars import make_request, start
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
+GOOD_ONE_OF: dict[str, Any] = {"oneOf": [{"type": "string"}, {"type": "integer"}]}
+BAD_ONE_OF: dict[str, Any] = {"oneOf": [{"type": "string"}, {"type": "string", "minLength": 2}]}
+
 POINTERS: list[tuple[dict[str, Any], str, str]] = [
     ({"type": 5}, "#/type", "string"),
     ({"properties": {"a": {"type": ["string", "wat"]}}}, "#/properties/a/type", "wat"),
@@ -28,6 +31,33 @@ POINTERS: list[tuple[dict[str, Any], str, str]] = [
     ({"patternProperties": {"(?=a)b": {}}}, "#/patternProperties/(?=a)b", "look-around"),
     ({"$ref": "#/$defs/q"}, "#/$ref", "does not exist"),
     ({"allOf": [{"x-guidance": {"lenient": True}}]}, "#/allOf/0/x-guidance", "not taken"),
+    (BAD_ONE_OF, "#/oneOf", "use anyOf"),
+    (
+        {"properties": {"a": GOOD_ONE_OF, "b": BAD_ONE_OF, "c": BAD_ONE_OF}},
+        "#/properties/b/oneOf",
+        "",
+    ),
+    (
+        {"oneOf": [{"type": "string"}, {"type": "object", "properties": {"z": BAD_ONE_OF}}]},
+        "#/oneOf/1/properties/z/oneOf",
+        "",
+    ),
+    (
+        {"$defs": {"n": BAD_ONE_OF, "m": BAD_ONE_OF}, "properties": {"x": {"$ref": "#/$defs/m"}}},
+        "#/$defs/m/oneOf",
+        "oneOf",
+    ),
+    ({"$defs": {"n": {"not": {}}}, "properties": {"x": {"not": {}}}}, "#/properties/x/not", "not"),
+    ({"items": {"type": "number", "multipleOf": 0}}, "#/items/multipleOf", "multiple"),
+    (
+        {"properties": {"a": {"type": "string", "minLength": 1}, "b": {"minLength": -1}}},
+        "#/properties/b/minLength",
+        "got -1",
+    ),
+    ({"properties": {"a": True, "b": 7}}, "#/properties/b", "object or boolean"),
+    ({"items": {"enum": 5}}, "#/items/enum", "array"),
+    ({"required": "a"}, "#/required", "array"),
+    ({"anyOf": []}, "#/anyOf", "empty"),
 ]
 
 

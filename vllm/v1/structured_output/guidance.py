@@ -62,10 +62,15 @@ class GuidanceTokenizer:
 
     def can_compile(self, regex: str) -> bool:
         """Whether the library takes a regular expression."""
-        matcher = self._library.LLMatcher(
-            self._handle, grammar_of("regex", regex), log_level=0, limits=self._limits
-        )
-        return not matcher.is_error()
+        return self._refusal(grammar_of("regex", regex)) is None
+
+    def refusal_of_schema(self, schema: dict[str, Any]) -> str | None:
+        """Why the library does not read a JSON schema, None if it does."""
+        return self._refusal(json_schema_grammar(json.dumps(schema), {}))
+
+    def _refusal(self, grammar: str) -> str | None:
+        matcher = self._library.LLMatcher(self._handle, grammar, log_level=0, limits=self._limits)
+        return readable(matcher.get_error()) if matcher.is_error() else None
 
 
 class GrammarError(VLLMValidationError):
@@ -220,7 +225,12 @@ def readable(message: str) -> str:
     message = " ".join(line.strip() for line in lines if line.strip() != "<non-verbose/>")
     message = re.sub(r"\b0x[0-9a-fA-F]{6,}", "…", message)
     message = re.sub(r"(/[\w.-]+){2,}\.(rs|py)\S*", "…", message)
-    message = message.strip()
+    # Advice for whoever calls the library; a client cannot follow it.
+    message = re.sub(
+        r"\. Enable 'coerce_one_of' option to approximate oneOf with anyOf",
+        ", unless no text matches two of the alternatives; use anyOf",
+        message,
+    ).strip()
     if len(message) <= _MAX_REASON_CHARS:
         return message
     # The source is quoted first and the reason comes last: both ends are kept.

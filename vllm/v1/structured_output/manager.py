@@ -179,7 +179,10 @@ class StructuredOutputManager:
             if params.json is None:
                 raise
             pointer = locate(
-                parse_schema(params.json), error.reason, lambda p: not tokenizer.can_compile(p)
+                parse_schema(params.json),
+                error.reason,
+                is_bad_pattern=lambda p: not tokenizer.can_compile(p),
+                reason_of=tokenizer.refusal_of_schema,
             )
             raise _error(f"json{f' at {pointer}' if pointer else ''}: {error.reason}") from None
 
