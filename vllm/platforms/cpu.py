@@ -48,7 +48,11 @@ class CpuPlatform(Platform):
 
         num_threads = self.num_threads()
         torch.set_num_threads(num_threads)
-        logger.info("CPU: %s, %d threads", self.get_device_name(), num_threads)
+        threads = "1 thread" if num_threads == 1 else f"{num_threads} threads"
+        logger.info("CPU: %s, %s", self.get_device_name(), threads)
+        hint = busy_hint(os.getloadavg()[0], os.cpu_count() or 1, num_threads)
+        if hint is not None and not os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
+            logger.warning("%s", hint)
         return torch.device("cpu")
 
     @staticmethod
@@ -60,3 +64,20 @@ class CpuPlatform(Platform):
         if text:
             logger.warning("OMP_NUM_THREADS=%r is not a positive number; ignored", text)
         return usable_cpus()
+
+
+def busy_hint(load: float, num_cpus: int, num_threads: int) -> str | None:
+    """What to say if other processes already take the CPUs that the threads would run on.
+
+    Args:
+        load: processes that ran or wanted to, on average over the last minute.
+        num_cpus: of the whole machine, as `load` is.
+    """
+    # Starting up makes some load of its own.
+    if load + num_threads <= num_cpus + 0.75:
+        return None
+    return (
+        f"the CPUs are busy (load average {load:.1f} on {num_cpus}, and {num_threads} to be used "
+        "here): threads that wait for each other may make this several times slower; if that "
+        "lasts, set OMP_NUM_THREADS to the CPUs that are free, or GOMP_SPINCOUNT=1000"
+    )

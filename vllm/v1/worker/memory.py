@@ -87,14 +87,16 @@ def available_cache_bytes(
     held = max(device.used, needs.weights)
     usable = min(device.total, device.available + device.used)
     free = int(share * usable) - held - needs.activations
+    flag = "--gpu-memory-utilization"  # upstream's name, on every device
+    what = f"{'memory share ' if on_cpu else ''}{flag}={share:g}"
     detail = (
-        f"gpu_memory_utilization={share:g} of {format_bytes(usable)} (bound by {device.bound_by}) "
+        f"{what} of {format_bytes(usable)} (bound by {device.bound_by}) "
         f"less {format_bytes(held)} held now (weights {format_bytes(needs.weights)}) and "
         f"{format_bytes(needs.activations)} for a step"
     )
     if free <= 0:
         raise ConfigError(
-            f"no memory is left for the KV cache: {detail}; raise gpu_memory_utilization, or "
+            f"no memory is left for the KV cache: {detail}; raise {flag}, or "
             "lower max_num_batched_tokens or max_num_seqs"
         )
     logger.info("KV cache: up to %s: %s", format_bytes(free), detail)

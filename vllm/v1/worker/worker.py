@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from vllm import _custom_ops
 from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import (
     destroy_distributed_environment,
@@ -79,6 +80,8 @@ class Worker:
         """Take the device this platform offers, and meet the other ranks."""
         platform = current_platform()
         self.device = platform.init_device()
+        if platform.is_cpu() and _custom_ops.is_available():
+            logger.info("kernels: compiled, for instruction set %s", _custom_ops.isa())
         if platform.is_cpu() and self.local_world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(threads_per_rank(self.local_world_size))
         tp_size = self.vllm_config.parallel_config.tensor_parallel_size
