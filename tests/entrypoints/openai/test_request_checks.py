@@ -103,6 +103,25 @@ async def test_what_is_no_json_object_is_refused(api, text):
     assert response.json()["error"]["type"] == "BadRequestError"
 
 
+@pytest.mark.parametrize(
+    ("text", "param", "words"),
+    [
+        ('{"prompt": "a", "seed": ' + "9" * 5000 + "}", "seed", "seed: an integer of 5000 digits"),
+        ('{"logit_bias": {"3": -' + "9" * 4301 + "}}", "logit_bias", "logit_bias.3"),
+        ('{"prompt": ' + "[" * 200_000 + "]" * 200_000 + "}", None, "more than 100 levels"),
+        ('{"seed": ' + "9" * 5000 + ', "prompt": ' + "[" * 200_000, None, "more than 100 levels"),
+        ('{"seed": ' + "9" * 5000 + ', "prompt"', None, "is not JSON"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
+async def test_what_stops_the_json_library_is_named(api, path, text, param, words):
+    headers = {"content-type": "application/json"}
+    response = await api.request("POST", path, content=text, headers=headers)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param)
+    assert words in error["message"]
+
+
 async def test_text_that_is_no_unicode_is_refused(api):
     for text in (r'{"prompt": "\ud800"}', r'{"prompt": "a", "stop": ["\udfff"]}'):
         response = await api.request(
@@ -110,6 +129,11 @@ async def test_text_that_is_no_unicode_is_refused(api):
         )
         assert response.status_code == 400
         assert "surrogate" in response.json()["error"]["message"]
+    headers = {"content-type": "application/json"}
+    response = await api.request(
+        "POST", "/v1/completions", content=b'{"prompt": "\xff"}', headers=headers
+    )
+    assert response.status_code == 400 and "byte 12" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("field", ["structured_outputs", "metadata", "prompt"])

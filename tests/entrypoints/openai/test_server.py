@@ -193,7 +193,8 @@ def test_overload_is_told_at_once_and_the_others_finish(server):
 def test_chat_and_complete_commands_talk_to_the_server(server):
     for command in ("chat", "complete"):
         argv = [sys.executable, "-m", "vllm.entrypoints.cli.main", command]
-        argv += ["-q", "the lazy dog", f"--url={server.url}/v1", f"--api-key={KEY}"]
+        argv += ["-q", "the lazy dog", f"--url={server.url}", f"--api-key={KEY}"]
+        argv += ["--max-tokens=4", "--temperature=0"]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         assert done.stdout.endswith("\n")

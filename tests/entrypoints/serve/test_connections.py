@@ -112,14 +112,49 @@ async def test_a_client_that_reads_nothing_is_taken_for_gone(run_app):
         writer.close()
 
 
-async def test_huge_headers_are_refused(run_app):
+LIMIT = 64 * 1024
+FIXED = len("GET /health HTTP/1.1\r\nHost: a\r\nX-A: \r\n\r\n")
+
+
+@pytest.mark.parametrize("is_one_piece", [True, False])
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /health HTTP/1.1\r\nHost: a\r\nX-A: %s\r\n\r\n" % (b"a" * (LIMIT - FIXED)), 200),
+        (b"GET /health HTTP/1.1\r\nHost: a\r\nX-A: %s\r\n\r\n" % (b"a" * (LIMIT - FIXED + 1)), 431),
+        (b"GET /health HTTP/1.1\r\nHost: a\r\nX-A: %s\r\n\r\n" % (b"a" * 200_000), 431),
+        (b"GET /health HTTP/1.1\r\nHost: a\r\nX-A: %sa\r\n\r\n" % (b" " * 100_000), 431),
+        (b"GET /health?%s HTTP/1.1\r\nHost: a\r\n\r\n" % (b"a" * 100_000), 431),
+        (b"GET /health HTTP/1.1\r\nHost: a\r\n%s\r\n" % (b"X: y\r\n" * 20_000), 431),
+        (b"GET /health HTTP/1.1\r\nno colon\r\n\r\n", 400),
+    ],
+)
+async def test_headers_are_held_to_their_limit_however_they_arrive(
+    run_app, head, status, is_one_piece
+):
     async with run_app(ScriptedEngine()) as up:
         reader, writer = await up.connect()
-        writer.write(b"GET /health HTTP/1.1\r\nX-A: " + b"a" * 200_000 + b"\r\n\r\n")
-        assert (await _read_all(reader)).startswith((b"HTTP/1.1 400", b"HTTP/1.1 431"))
+        for start in range(0, len(head), len(head) if is_one_piece else 10_000):
+            writer.write(head[start : start + (len(head) if is_one_piece else 10_000)])
+            await asyncio.sleep(0)
+        if status == 200:
+            answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        else:
+            answer = await asyncio.wait_for(_read_all(reader), 5)
+            assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == status
+        assert answer.startswith(b"HTTP/1.1 %d " % status)
         writer.close()
-        async with up.client() as client:
-            assert (await client.get("/health")).status_code == 200
+
+
+async def test_trailers_are_held_to_the_limit_of_headers(run_app):
+    async with run_app(ScriptedEngine()) as up:
+        reader, writer = await up.connect()
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nX-A: %s\r\n\r\n" % (b"a" * 100_000)
+        )
+        assert (await asyncio.wait_for(_read_all(reader), 5)).startswith(b"HTTP/1.1 431 ")
+        writer.close()
 
 
 async def test_many_silent_connections_leave_nothing(run_app):

@@ -3,9 +3,12 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
+import ssl
 import stat
+import subprocess
 
 import httpx
 import pytest
@@ -43,6 +46,75 @@ def test_a_unix_socket_is_private_and_a_stale_one_is_replaced(tmp_path):
     with pytest.raises(ConfigError):
         launcher.bind_socket(FrontendArgs(uds=str(tmp_path / "file")))
     assert (tmp_path / "file").read_text() == "x"
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory):
+    """Folder with a self-signed certificate, its key, another key, and a file of junk."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("needs the openssl command")
+    folder = tmp_path_factory.mktemp("tls")
+    make = f"{openssl} req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2"
+    make += " -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    for command in (make, f"{openssl} genrsa -out other.pem 2048"):
+        subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+    (folder / "junk.pem").write_text("junk")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("cert", "key", "ca", "words"),
+    [
+        ("cert.pem", "none.pem", None, "ssl_keyfile=.*no such file"),
+        ("none.pem", "key.pem", None, "ssl_certfile=.*no such file"),
+        ("cert.pem", "other.pem", None, "mismatch"),
+        ("junk.pem", "key.pem", None, "PEM certificate chain"),
+        ("cert.pem", "junk.pem", None, "PEM certificate chain"),
+        ("cert.pem", "key.pem", "junk.pem", "ssl_ca_certs=.*CA certificates"),
+    ],
+)
+def test_wrong_tls_files_are_told_before_anything_starts(tls, cert, key, ca, words):
+    args = FrontendArgs(
+        ssl_certfile=str(tls / cert),
+        ssl_keyfile=str(tls / key),
+        ssl_ca_certs=None if ca is None else str(tls / ca),
+        ssl_cert_reqs=0 if ca is None else 2,
+    )
+    with pytest.raises(ConfigError, match=words):
+        launcher.check_tls(args)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ssl_certfile": "c"},
+        {"ssl_ca_certs": "c"},
+        {"ssl_ca_certs": "c", "ssl_cert_reqs": 2},
+        {"ssl_certfile": "c", "ssl_keyfile": "k", "ssl_cert_reqs": 2},
+        {"ssl_certfile": "c", "ssl_keyfile": "k", "ssl_ca_certs": "a"},
+        {"ssl_cert_reqs": 3},
+    ],
+)
+def test_tls_options_that_would_protect_nothing_are_refused(options):
+    with pytest.raises(ConfigError, match="ssl_"):
+        FrontendArgs(**options)
+
+
+@pytest.mark.asyncio
+async def test_https_serves_and_plain_http_gets_nothing(run_app, tls):
+    options = {"ssl_certfile": str(tls / "cert.pem"), "ssl_keyfile": str(tls / "key.pem")}
+    async with run_app(ScriptedEngine(), **options) as up:
+        trusted = ssl.create_default_context(cafile=tls / "cert.pem")
+        url = up.url.replace("http:", "https:")
+        async with httpx.AsyncClient(base_url=url, verify=trusted) as client:
+            response = await client.post("/v1/completions", json={"prompt": "ab"})
+            assert response.json()["choices"][0]["text"] == "hello"
+            big = await client.get("/health", headers={"X-A": "a" * 100_000})
+            assert big.status_code == 431
+        async with up.client() as plain:
+            with pytest.raises(httpx.RemoteProtocolError):
+                await plain.get("/health")
 
 
 def test_signals_while_starting_exit_and_handlers_come_back():

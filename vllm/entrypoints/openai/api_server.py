@@ -99,9 +99,15 @@ def run_server(engine_args: AsyncEngineArgs, args: FrontendArgs) -> int:
         ConfigError: the engine's arguments do not fit the model or the machine.
         OSError: the address is in use.
     """
-    from vllm.entrypoints.serve.launcher import bind_socket, exit_on_signals, raise_file_limit
+    from vllm.entrypoints.serve.launcher import (
+        bind_socket,
+        check_tls,
+        exit_on_signals,
+        raise_file_limit,
+    )
 
     started = time.perf_counter()
+    check_tls(args)
     raise_file_limit()
     sock = bind_socket(args)  # before anything slow: a taken port should be told at once
     try:

@@ -143,6 +143,18 @@ class FrontendArgs:
             raise ConfigError("api_key: an empty key would let everyone in; pass a key or none")
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ConfigError("ssl_certfile and ssl_keyfile: pass both for HTTPS, or neither")
+        self._check_client_certificates()
+
+    def _check_client_certificates(self) -> None:
+        if self.ssl_cert_reqs not in (0, 1, 2):
+            raise ConfigError(f"ssl_cert_reqs={self.ssl_cert_reqs}: pass 0, 1 or 2")
+        if (self.ssl_ca_certs is not None) != (self.ssl_cert_reqs > 0):
+            raise ConfigError(
+                f"ssl_ca_certs={self.ssl_ca_certs!r} with ssl_cert_reqs={self.ssl_cert_reqs}: to "
+                "check client certificates pass a CA file and 1 or 2; to check none, leave both out"
+            )
+        if self.ssl_ca_certs is not None and self.ssl_certfile is None:
+            raise ConfigError("ssl_ca_certs: needs HTTPS; pass ssl_certfile and ssl_keyfile too")
 
     @property
     def api_keys(self) -> list[str]:

@@ -38,6 +38,7 @@ _TYPES = {
     404: "NotFoundError",
     408: "RequestTimeoutError",
     413: "RequestTooLargeError",
+    431: "RequestTooLargeError",
     503: "ServiceUnavailableError",
 }
 
@@ -141,6 +142,8 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if isinstance(error.__cause__, VLLMError):
+            return error_response(describe(error.__cause__))  # wrapped while the body was read
         message = str(error.detail)
         if error.status_code in (404, 405) and message == HTTPStatus(error.status_code).phrase:
             message = f"{request.method} {request.url.path[:200]}: {message.lower()}"

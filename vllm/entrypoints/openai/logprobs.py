@@ -14,6 +14,8 @@ from vllm.entrypoints.openai.chat_completion.protocol import (
 from vllm.entrypoints.openai.completion.protocol import CompletionLogProbs
 from vllm.entrypoints.openai.protocol import PromptLogprob, PromptLogprobsWire
 from vllm.logprobs import Logprob, LogprobsOnePosition, PromptLogprobs
+from vllm.v1.engine.detokenizer import IncrementalDecoder
+from vllm.v1.engine.token_text import TokenText
 
 LOWEST = -9999.0
 
@@ -33,44 +35,102 @@ def token_text(token_id: int, entry: Logprob | None) -> str:
 class CompletionLogprobsBuilder:
     """Builds a choice's completion logprobs piece by piece, with running text offsets.
 
+    An offset is the length of the text before the token, in the text that the client gets. Text
+    is settled later than its tokens come (the bytes of a character) and may be taken back before
+    it is given out (a stop string), so tokens whose place is not yet sure wait for the next piece.
+
     Args:
-        silent_ids: token ids that leave no text (special tokens that are skipped).
+        token_text: the tokenizer's side; None where there is no text.
+        prompt_token_ids: context of the output.
+        skip_special_tokens: whether special tokens leave no text in the output.
     """
 
-    def __init__(self, silent_ids: frozenset[int]) -> None:
-        self._silent_ids = silent_ids
-        self._offset = 0
+    def __init__(
+        self,
+        token_text: TokenText | None,
+        prompt_token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool,
+    ) -> None:
+        self._token_text = token_text
+        self._decoder = None
+        if token_text is not None:
+            self._decoder = IncrementalDecoder(
+                token_text, prompt_token_ids, skip_special_tokens=skip_special_tokens
+            )
+        self._num_decoded = 0  # chars that the tokens so far amount to
+        self._num_given = 0  # chars that the client has
+        self._waiting = CompletionLogProbs()
 
     def add_prompt(
         self, text: str, token_ids: Sequence[int], rows: PromptLogprobs, first_token: str
     ) -> CompletionLogProbs:
-        """Logprobs of an echoed prompt; the first token has none.
-
-        A prompt token that is not in the text (a begin marker) takes no room in the offsets.
-        """
+        """Logprobs of an echoed prompt; the first token has none."""
         result = CompletionLogProbs()
-        position = 0
-        for token_id, row in zip(token_ids, rows, strict=True):
+        offsets = self._prompt_offsets(text, token_ids)
+        for token_id, row, offset in zip(token_ids, rows, offsets, strict=True):
             entry = row.get(token_id) if row else None
             token = token_text(token_id, entry) if row else first_token
-            _append(result, token, position, entry, row)
-            if text.startswith(token, position):
-                position += len(token)
-        self._offset = len(text)
+            _append(result, token, offset, entry, row)
+        self._num_decoded = self._num_given = len(text)
         return result
 
     def add(
-        self, token_ids: Sequence[int], rows: Sequence[LogprobsOnePosition]
+        self,
+        token_ids: Sequence[int],
+        rows: Sequence[LogprobsOnePosition],
+        text: str,
+        *,
+        is_last: bool,
     ) -> CompletionLogProbs:
-        """Logprobs of generated tokens."""
-        result = CompletionLogProbs()
+        """Logprobs of generated tokens, and of those that waited.
+
+        Args:
+            text: what the client gets with them.
+            is_last: nothing follows.
+        """
+        waiting = self._waiting
         for token_id, row in zip(token_ids, rows, strict=True):
             entry = row.get(token_id)
-            token = token_text(token_id, entry)
-            _append(result, token, self._offset, entry, row)
-            if token_id not in self._silent_ids:
-                self._offset += len(token)
-        return result
+            _append(waiting, token_text(token_id, entry), self._num_decoded, entry, row)
+            if self._decoder is not None:
+                self._num_decoded += len(self._decoder.step(token_id))
+        self._num_given += len(text)
+        if is_last:
+            waiting.text_offset = [min(o, self._num_given) for o in waiting.text_offset]
+        num_sure = sum(offset <= self._num_given for offset in waiting.text_offset)
+        self._waiting = _slice(waiting, slice(num_sure, None))
+        return _slice(waiting, slice(num_sure))
+
+    def _prompt_offsets(self, text: str, token_ids: Sequence[int]) -> list[int]:
+        """Where in `text` each prompt token begins.
+
+        The text may be the client's own, which tokens do not give back exactly: a begin marker
+        is not in it, and a tokenizer may normalise. The offsets never pass its end.
+        """
+        if self._token_text is None:
+            return [0] * len(token_ids)
+        decoder = IncrementalDecoder(self._token_text, (), skip_special_tokens=False)
+        offsets, position = [], 0
+        for token_id in token_ids:
+            offsets.append(position)
+            piece = decoder.step(token_id)
+            if text.startswith(piece, position):
+                position += len(piece)
+            elif text.startswith(piece.lstrip(" "), position):
+                position += len(piece.lstrip(" "))
+            elif token_id not in self._token_text.special_ids:
+                position = min(position + len(piece), len(text))
+        return offsets
+
+
+def _slice(entries: CompletionLogProbs, part: slice) -> CompletionLogProbs:
+    return CompletionLogProbs(
+        tokens=entries.tokens[part],
+        text_offset=entries.text_offset[part],
+        token_logprobs=entries.token_logprobs[part],
+        top_logprobs=entries.top_logprobs[part],
+    )
 
 
 def _append(

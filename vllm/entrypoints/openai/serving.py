@@ -21,6 +21,7 @@ from vllm.inputs import TokensPrompt
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.encoding import check_text_can_fit, encode_text, run_tokenizer
+from vllm.v1.engine.token_text import TokenText
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.outputs import REQUEST_FAULTS
 
@@ -31,12 +32,14 @@ class ServerState:
 
     Attributes:
         served_model_names: names that requests may use; the first is reported.
+        token_text: made when it is first needed.
     """
 
     engine: EngineClient
     served_model_names: tuple[str, ...]
     registry: CollectorRegistry
     stats: PrometheusStatLogger | None = None
+    token_text: TokenText | None = None
     in_flight: InFlight = field(default_factory=InFlight)
     started_at: int = field(default_factory=lambda: int(time.time()))
 
@@ -150,12 +153,14 @@ class OpenAIServing:
         encode = partial(encode_text, tokenizer, text, add_special_tokens=add_special_tokens)
         return await run_tokenizer(encode, size=len(text))
 
-    async def silent_token_ids(self, params: SamplingParams) -> frozenset[int]:
-        """Ids that leave no text in the output."""
+    async def token_text(self) -> TokenText | None:
+        """How the engine's tokenizer turns ids into text; None without one."""
         tokenizer = await self.engine.get_tokenizer()
-        if tokenizer is None or not params.skip_special_tokens:
-            return frozenset()
-        return frozenset(tokenizer.all_special_ids)
+        if tokenizer is None:
+            return None
+        if self.state.token_text is None:
+            self.state.token_text = TokenText(tokenizer)
+        return self.state.token_text
 
     def generate(
         self,

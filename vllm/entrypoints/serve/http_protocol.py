@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""uvicorn's HTTP/1.1 protocol with time limits on slow clients.
+"""uvicorn's HTTP/1.1 protocol with limits on slow clients and large headers.
 
-Two limits, each closing the connection: a request (headers and body) must have arrived whole
+Two times, each closing the connection: a request (headers and body) must have arrived whole
 within `receive_timeout_s` of the connection or of its first byte, and a client that reads
-nothing of its answer for `send_timeout_s` is taken for gone.
+nothing of its answer for `send_timeout_s` is taken for gone. Headers over the size limit get 431.
 """
 
 import asyncio
+from http import HTTPStatus
 from typing import Any
 
 import h11
@@ -17,6 +18,46 @@ from vllm.entrypoints.openai.errors import ApiError
 REFUSAL_LINGER_S = 1.0
 
 
+class BoundedConnection(h11.Connection):
+    """h11's server side, whose size limit also holds for headers that arrive in one piece.
+
+    h11 itself looks at the size of what is still incomplete only.
+
+    Args:
+        max_header_bytes: of request line and headers, and of trailers.
+
+    Attributes:
+        refusal_status: what the protocol error that was raised last should be answered with.
+    """
+
+    def __init__(self, max_header_bytes: int) -> None:
+        super().__init__(h11.SERVER, max_header_bytes)
+        self.max_header_bytes = max_header_bytes
+        self.refusal_status = 400
+
+    def next_event(self) -> Any:
+        """The next event.
+
+        Raises:
+            h11.RemoteProtocolError: what came is no HTTP, or over the limit.
+        """
+        is_request = self.their_state is h11.IDLE
+        num_before = len(self.trailing_data[0]) if is_request else 0
+        try:
+            event = super().next_event()
+            size = 0
+            if isinstance(event, h11.Request):
+                size = num_before - len(self.trailing_data[0])
+            elif isinstance(event, h11.EndOfMessage):
+                size = sum(len(name) + len(value) + 4 for name, value in event.headers)
+            if size > self.max_header_bytes:
+                raise h11.RemoteProtocolError("headers too large", error_status_hint=431)
+        except h11.RemoteProtocolError as error:
+            self.refusal_status = error.error_status_hint
+            raise
+        return event
+
+
 class TimedH11Protocol(H11Protocol):
     """HTTP/1.1 over h11 with limits; subclass with other numbers through `with_limits`."""
 
@@ -25,6 +66,9 @@ class TimedH11Protocol(H11Protocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        max_header_bytes = self.config.h11_max_incomplete_event_size
+        assert max_header_bytes is not None, "our server's configuration always has a limit"
+        self.conn: BoundedConnection = BoundedConnection(max_header_bytes)
         self._receive_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
         self._is_refused = False
@@ -62,9 +106,15 @@ class TimedH11Protocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, or has headers over the limit, in OpenAI's shape."""
-        body = ApiError(400, f"{msg} Its headers may be malformed or too large.").render()
+        status = HTTPStatus(self.conn.refusal_status)
+        if status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
+            msg = (
+                f"request line and headers are larger than {self.conn.max_header_bytes} bytes, "
+                "this server's limit; send less"
+            )
+        body = ApiError(status, msg).render()
         head = (
-            "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+            f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self._is_refused = True

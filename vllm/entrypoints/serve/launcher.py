@@ -15,6 +15,7 @@ import os
 import resource
 import signal
 import socket
+import ssl
 import stat
 from collections.abc import Iterator
 from types import FrameType
@@ -87,6 +88,49 @@ def _is_answered(path: str) -> bool:
         except ConnectionRefusedError:
             return False
     return True
+
+
+def check_tls(args: FrontendArgs) -> None:
+    """Read the certificate files once, so that a wrong one is told before the model loads.
+
+    Raises:
+        ConfigError: a file is missing, is no PEM file of its kind, or does not fit the other.
+    """
+    if args.ssl_certfile is None or args.ssl_keyfile is None:
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
+        path = getattr(args, name)
+        try:
+            if path is not None:
+                with open(path, "rb"):
+                    pass
+        except OSError as error:
+            raise ConfigError(
+                f"{name}={path!r}: {(error.strerror or str(error)).lower()}"
+            ) from None
+    try:
+        # An empty password instead of a question on the terminal.
+        context.load_cert_chain(args.ssl_certfile, args.ssl_keyfile, password="")
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(
+            f"ssl_certfile={args.ssl_certfile!r} and ssl_keyfile={args.ssl_keyfile!r} cannot be "
+            f"used ({_tls_reason(error)}); pass a PEM certificate chain and its PEM private key, "
+            "without a password"
+        ) from None
+    try:
+        if args.ssl_ca_certs is not None:
+            context.load_verify_locations(args.ssl_ca_certs)
+    except ssl.SSLError as error:
+        raise ConfigError(
+            f"ssl_ca_certs={args.ssl_ca_certs!r} cannot be used ({_tls_reason(error)}); pass a PEM "
+            "file of CA certificates"
+        ) from None
+
+
+def _tls_reason(error: ssl.SSLError | ValueError) -> str:
+    reason = getattr(error, "reason", None)
+    return str(reason).replace("_", " ").lower() if reason else "it cannot be read"
 
 
 def raise_file_limit() -> None:

@@ -6,9 +6,10 @@ from starlette.responses import Response
 
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.entrypoints.openai.json_body import JsonRoute
 from vllm.entrypoints.openai.streams import EventStreamResponse, respond
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/v1/chat/completions", response_model=None)

@@ -6,9 +6,10 @@ from starlette.responses import Response
 
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+from vllm.entrypoints.openai.json_body import JsonRoute
 from vllm.entrypoints.openai.streams import EventStreamResponse, respond
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/v1/completions", response_model=None)

@@ -54,7 +54,7 @@ def _check_prompt(index: int, prompt: Any) -> None:
     if not isinstance(prompt, str | list):
         raise _refuse(f"entry {index} is of type {type(prompt).__name__}")
     if not prompt:
-        raise _refuse(f"entry {index} is empty and gives the model nothing to go on")
+        raise _refuse(f"entry {index} is empty (to begin from nothing, pass the begin token's id)")
     if isinstance(prompt, list) and not all(map(_is_id, prompt)):
         bad = next(item for item in prompt if not _is_id(item))
         raise _refuse(f"entry {index} holds {str(bad)[:40]!r}, which is not a token id")

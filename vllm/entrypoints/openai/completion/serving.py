@@ -119,7 +119,9 @@ class OpenAIServingCompletion(OpenAIServing):
             )
         prompts = [await self._engine_prompt(request, prompt) for prompt in request.prompt]
         params = [self._params(request, len(prompt.token_ids)) for prompt in prompts]
-        silent = await self.silent_token_ids(params[0])
+        token_text = None
+        if request.logprobs is not None:
+            token_text = await self.token_text()
         first_tokens = [""] * len(prompts)
         if request.echo and request.logprobs is not None:
             first_tokens = [await self._decode(p.token_ids[:1]) for p in prompts]
@@ -129,8 +131,15 @@ class OpenAIServingCompletion(OpenAIServing):
             params=params,
             first_tokens=first_tokens,
             choices=[
-                _Choice(CompletionLogprobsBuilder(silent))
-                for _ in range(len(prompts) * params[0].n)
+                _Choice(
+                    CompletionLogprobsBuilder(
+                        token_text,
+                        prompt.token_ids,
+                        skip_special_tokens=params[0].skip_special_tokens,
+                    )
+                )
+                for prompt in prompts
+                for _ in range(params[0].n)
             ],
             id=f"cmpl-{request_id}",
             created=int(time.time()),
@@ -211,7 +220,12 @@ class OpenAIServingCompletion(OpenAIServing):
                 output.prompt_logprobs,
                 plan.first_tokens[echoed],
             )
-        added = state.builder.add(completion.token_ids, completion.logprobs or [])
+        added = state.builder.add(
+            completion.token_ids,
+            completion.logprobs or [],
+            completion.text,
+            is_last=completion.finish_reason is not None,
+        )
         return added if before is None else extend(before, added)
 
     @staticmethod

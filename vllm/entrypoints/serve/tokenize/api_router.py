@@ -4,11 +4,12 @@
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from vllm.entrypoints.openai.json_body import JsonRoute
 from vllm.entrypoints.openai.serving import json_response
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeRequest
 from vllm.entrypoints.serve.tokenize.serving import OpenAIServingTokenization
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/tokenize", response_model=None)
