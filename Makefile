@@ -12,20 +12,25 @@ help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 $(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+	@echo "make: making $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV)
 
 # torch goes first and alone: its exact version decides which build pip takes.
 $(VENV)/.installed: pyproject.toml setup.py CMakeLists.txt requirements/common.txt requirements/cpu.txt $(wildcard csrc/*.* csrc/*/*.*) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet -e .
+	@echo "make: [1/2] installing torch (the largest download; minutes on a slow line)"
+	@$(BIN)/python -m pip install --quiet torch==2.13.0
+	@echo "make: [2/2] installing the other packages and compiling the kernels (a minute or more)"
+	@$(BIN)/python -m pip install --quiet -e .
 	@touch $@
 
 $(VENV)/.test-extras: requirements/test.txt $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet -r requirements/test.txt
+	@echo "make: installing the test extras"
+	@$(BIN)/python -m pip install --quiet -r requirements/test.txt
 	@touch $@
 
 $(VENV)/.lint-extras: requirements/lint.txt $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet -r requirements/lint.txt
+	@echo "make: installing the lint extras"
+	@$(BIN)/python -m pip install --quiet -r requirements/lint.txt
 	@touch $@
 
 install: $(VENV)/.installed ## Install into .venv and build the kernels.

@@ -49,7 +49,7 @@ def report() -> str:
             facts = collect()
         except Exception as error:  # one unreadable fact must not hide the others
             facts = {"unavailable": f"{type(error).__name__}: {error}"}
-        lines += [f"  {name}: {value}" for name, value in facts.items()]
+        lines += [f"  {name}: {value}" for name, value in facts.items()] or ["  none set"]
     return "\n".join(lines)
 
 
@@ -112,11 +112,19 @@ def _memory() -> dict[str, str]:
         limit = Path("/sys/fs/cgroup", name)
         if limit.exists():
             text = limit.read_text().strip()
-            facts["cgroup limit"] = _gib(int(text)) if text.isdigit() else text
+            facts["cgroup limit"] = _cgroup_limit(text, host.total)
     memory = current_platform().get_device_memory()
     facts["engine may use"] = f"{_gib(memory.total)} (bound by {memory.bound_by})"
     facts["of which left"] = _gib(memory.available)
     return facts
+
+
+def _cgroup_limit(text: str, host_total: int) -> str:
+    # Version 2 of control groups writes "max" for none, version 1 a number near 2^63.
+    if not text.isdigit() or int(text) >= 2**60:
+        return "none"
+    note = " (above the host's memory)" if int(text) > host_total else ""
+    return _gib(int(text)) + note
 
 
 def _gib(num_bytes: int) -> str:
@@ -140,7 +148,7 @@ def _environment() -> dict[str, str]:
     unknown = envs.unknown_variables()
     if unknown:
         facts["not read by this engine"] = ", ".join(unknown)
-    return facts or {"none": "-"}
+    return facts
 
 
 if __name__ == "__main__":

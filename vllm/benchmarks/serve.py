@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.benchmarks import report
 from vllm.benchmarks.load import LoadOptions, RequestResult, generate_load, get_token_pool
+from vllm.entrypoints.cli.urls import server_url
+from vllm.exceptions import ConfigError
 
 if TYPE_CHECKING:
     import httpx
-
-from vllm.exceptions import ConfigError
 
 USAGE = "vllm bench serve [OPTIONS]"
 
@@ -26,15 +26,31 @@ USAGE = "vllm bench serve [OPTIONS]"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which server, and the shape of the load."""
     group = parser.add_argument_group("Server", "Which server to load.")
-    group.add_argument("--base-url", help="URL without /v1; overrides --host and --port.")
+    group.add_argument(
+        "--base-url",
+        "--url",
+        help="The server's address, with or without /v1; overrides --host and --port.",
+    )
     group.add_argument("--host", default="127.0.0.1", help="Default: 127.0.0.1.")
     group.add_argument("--port", type=int, default=8000, help="Default: 8000.")
     group.add_argument("--model", help="Model to ask for; the server's first if left out.")
+    group.add_argument(
+        *("--backend", "--endpoint-type"),
+        choices=["vllm", "openai"],
+        help="Both mean /v1/completions, the one endpoint that is measured.",
+    )
     load = parser.add_argument_group("Load", "How many requests, how long, how fast.")
+    load.add_argument(
+        "--dataset-name", choices=["random"], help="Prompts are random tokens; no other is offered."
+    )
     load.add_argument("--num-prompts", type=int, default=100, help="Requests. Default: 100.")
     load.add_argument("--num-warmups", type=int, default=2, help="Unmeasured ones. Default: 2.")
-    load.add_argument("--random-input-len", type=int, default=128, help="Default: 128 tokens.")
-    load.add_argument("--random-output-len", type=int, default=64, help="Default: 64 tokens.")
+    load.add_argument(
+        *("--random-input-len", "--input-len"), type=int, default=128, help="Default: 128 tokens."
+    )
+    load.add_argument(
+        *("--random-output-len", "--output-len"), type=int, default=64, help="Default: 64 tokens."
+    )
     load.add_argument("--max-concurrency", type=int, help="Most at once; unbounded if left out.")
     load.add_argument(
         "--request-rate",
@@ -42,8 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=float("inf"),
         help="Requests per second, at random (Poisson) intervals; all at once if left out.",
     )
+    load.add_argument(
+        "--ignore-eos", action="store_true", help="Always on: every answer has the length asked."
+    )
     load.add_argument("--seed", type=int, default=0, help="Of prompts and intervals. Default: 0.")
-    load.add_argument("--output-json", metavar="FILE", help="Write the record here as well.")
+    load.add_argument(
+        *("--output-json", "--result-filename"), metavar="FILE", help="Write the record here too."
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 async def _measure(args: argparse.Namespace) -> tuple[float, list[RequestResult]]:
     import httpx
 
-    base_url = args.base_url or f"http://{args.host}:{args.port}"
+    base_url = server_url(args.base_url or f"{args.host}:{args.port}")
     key = os.environ.get("OPENAI_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)

@@ -17,8 +17,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Shape of the load, repeats, and the engine's options."""
     group = parser.add_argument_group("Benchmark", "Shape of the load, and repeats.")
     group.add_argument("--num-prompts", type=int, default=100, help="Prompts. Default: 100.")
-    group.add_argument("--input-len", type=int, default=128, help="Prompt tokens. Default: 128.")
-    group.add_argument("--output-len", type=int, default=64, help="New tokens. Default: 64.")
+    group.add_argument(
+        "--dataset-name", choices=["random"], help="Prompts are random tokens; no other is offered."
+    )
+    group.add_argument(
+        *("--input-len", "--random-input-len"),
+        type=int,
+        default=128,
+        help="Prompt tokens. Default: 128.",
+    )
+    group.add_argument(
+        *("--output-len", "--random-output-len"),
+        type=int,
+        default=64,
+        help="New tokens. Default: 64.",
+    )
     group.add_argument("--num-iters", type=int, default=3, help="Measured runs. Default: 3.")
     group.add_argument("--output-json", metavar="FILE", help="Write the record here as well.")
     offline.add_engine_arguments(parser)

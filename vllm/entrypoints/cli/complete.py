@@ -7,10 +7,12 @@ from typing import Any
 
 from vllm.entrypoints.cli.client import (
     add_client_arguments,
+    add_sampling_arguments,
     connect,
     print_stream,
     read_lines,
     report_errors,
+    sampling_fields,
 )
 
 USAGE = "vllm complete [OPTIONS]"
@@ -19,7 +21,7 @@ USAGE = "vllm complete [OPTIONS]"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the completion."""
     add_client_arguments(parser)
-    parser.add_argument("--max-tokens", type=int, default=128, help="Most tokens. Default: 128.")
+    add_sampling_arguments(parser, max_tokens=128, max_tokens_help="Most new tokens. Default: 128.")
     parser.add_argument("-q", "--quick", metavar="PROMPT", help="Continue one text and exit.")
 
 
@@ -29,16 +31,14 @@ def run(args: argparse.Namespace) -> int:
 
     def complete() -> int:
         for line in [args.quick] if args.quick is not None else read_lines("> "):
-            print_stream(_pieces(client, model, line, args.max_tokens))
+            print_stream(_pieces(client, model, line, sampling_fields(args)))
         return 0
 
     return report_errors(complete)
 
 
-def _pieces(client: Any, model: str, prompt: str, max_tokens: int) -> Iterator[str]:
-    with client.completions.create(
-        model=model, prompt=prompt, max_tokens=max_tokens, stream=True
-    ) as stream:
+def _pieces(client: Any, model: str, prompt: str, sampling: dict[str, float]) -> Iterator[str]:
+    with client.completions.create(model=model, prompt=prompt, stream=True, **sampling) as stream:
         for chunk in stream:
             for choice in chunk.choices:
                 yield choice.text
