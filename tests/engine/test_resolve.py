@@ -108,7 +108,7 @@ def test_a_chat_template_may_be_a_file(tiny_model: TinyModel, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tensor_parallel_size", 2),
+        ("tensor_parallel_size", 3),
         ("gpu_memory_utilization", 1.5),
         ("max_num_seqs", 0),
         ("served_model_name", ""),
@@ -119,13 +119,13 @@ def test_a_chat_template_may_be_a_file(tiny_model: TinyModel, tmp_path: Path) ->
         ("structured_outputs_config", {"max_spec_bytes": 0}),
         ("structured_outputs_config", {"max_choices": True}),
         ("structured_outputs_config", {"cache_size": 1.5}),
-        ("model_impl", "transformers"),
+        ("model_impl", "triton"),
         ("max_waiting_requests", -1),
         ("max_waiting_tokens", -1),
         ("long_prefill_token_threshold", -1),
         ("watermark", 1.0),
         ("log_interval_s", 0.0),
-        ("distributed_executor_backend", "ray"),
+        ("distributed_executor_backend", "threads"),
         ("max_num_batched_tokens", "many"),
     ],
 )

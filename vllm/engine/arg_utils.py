@@ -24,7 +24,6 @@ from vllm.engine.arg_spec import (
     length_or_auto,
 )
 from vllm.engine.unsupported_args import UNSUPPORTED, check_unsupported, read_value
-from vllm.exceptions import ConfigError
 
 _MODEL, _LOAD, _CACHE = "Model", "Loading", "KV cache"
 _STEP, _SAMPLING, _OTHER = "Scheduling", "Sampling", "Engine"
@@ -76,7 +75,11 @@ class EngineArgs:
         None, "Fields of the model's configuration to replace.", _MODEL, dict, parse=json_object
     )
     model_impl: str = arg(
-        "auto", "Whose model code; this version has its own only.", _MODEL, choices=("auto", "vllm")
+        "auto",
+        "Whose model code: this engine's own, that of Transformers with this engine's layers, or "
+        "(auto) the own where there is one.",
+        _MODEL,
+        choices=("auto", "vllm", "transformers"),
     )
     chat_template: str | None = arg(
         None, "Chat template, as text or file, if not the tokenizer's.", _MODEL, str
@@ -192,11 +195,6 @@ class EngineArgs:
             TypeError: there is no such argument.
         """
         arguments["model"] = model
-        if arguments.get("model_impl") == "transformers":
-            raise ConfigError(
-                "model_impl='transformers': the Transformers modeling backend is not in this "
-                "version; pass 'auto' or 'vllm' and a model of a supported architecture"
-            )
         known = {f.name: f for f in dataclasses.fields(self)}
         check_unsupported({k: v for k, v in arguments.items() if k not in known}, known)
         for name, field in known.items():

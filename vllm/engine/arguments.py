@@ -22,6 +22,7 @@ class Arguments(Protocol):
     dtype: Any
     max_model_len: int | str | None
     hf_overrides: dict[str, Any] | None
+    model_impl: str
     chat_template: str | None
     load_format: str
     download_dir: str | None

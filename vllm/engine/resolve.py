@@ -89,7 +89,7 @@ def resolve_model_config(args: Arguments) -> ModelConfig:
         served_model_name=_served_names(args.served_model_name, name),
         tokenizer=args.tokenizer or str(path),
         hf_config=hf_config,
-        architecture=_architecture(hf_config),
+        architecture=_architecture(hf_config, args.model_impl),
         dtype=resolve_dtype(args.dtype, hf_config, is_gguf=path.suffix == ".gguf"),
         max_model_len=length,
         auto_max_model_len=is_auto,
@@ -227,14 +227,30 @@ def _served_names(given: str | tuple[str, ...] | list[str] | None, model: str) -
     return names
 
 
-def _architecture(hf_config: "PretrainedConfig") -> str:
+# What configurations call the number of routed experts.
+_EXPERT_COUNTS = ("moe_num_experts", "n_routed_experts", "num_experts", "num_local_experts")
+
+
+def _architecture(hf_config: "PretrainedConfig", model_impl: str) -> str:
+    """The class the registry is asked for: the checkpoint's own, or the Transformers backend's."""
+    from vllm.model_executor.models.registry import (
+        TRANSFORMERS_BACKEND,
+        TRANSFORMERS_MOE_BACKEND,
+        ModelRegistry,
+    )
+
     architectures = getattr(hf_config, "architectures", None)
     if not architectures:
         raise ConfigError(
             "the model's configuration names no architecture; pass it with "
             'hf_overrides={"architectures": [...]}'
         )
-    return str(architectures[0])
+    architecture = str(architectures[0])
+    is_own = architecture in ModelRegistry.get_supported_archs()
+    if model_impl == "transformers" or (model_impl == "auto" and not is_own):
+        has_experts = any(getattr(hf_config.get_text_config(), n, None) for n in _EXPERT_COUNTS)
+        return TRANSFORMERS_MOE_BACKEND if has_experts else TRANSFORMERS_BACKEND
+    return architecture
 
 
 def _chat_template(given: str | None) -> str | None:

@@ -96,7 +96,7 @@ def get_eos_token_ids(
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"), object_hook=_special_float)
     except FileNotFoundError:
         raise ConfigError(
             f"{path.parent.name} holds no {path.name}; pass a folder in the Transformers layout "
@@ -107,6 +107,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"{path.name} is damaged: it holds no object")
     return content
+
+
+def _special_float(value: dict[str, Any]) -> Any:
+    """Transformers writes what JSON has no number for as {"__float__": "Infinity"}."""
+    name = value.get("__float__")
+    return float(name) if len(value) == 1 and name in ("Infinity", "-Infinity", "NaN") else value
 
 
 def _merge(fields: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

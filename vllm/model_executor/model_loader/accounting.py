@@ -15,7 +15,8 @@ How a load is watched:
 Written twice means: copied twice from the checkpoint. A fill under a copy (padding) is no fault.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,6 +86,7 @@ class LoadAccounting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._records: dict[str, _Record] = {}
         self._current: _Record | None = None
         self._is_reading = False
+        self._converted: tuple[_Record, ...] = ()
         self._writes: dict[int, _Writes] = {}
         self._homes: dict[int, torch.UntypedStorage] = {}
         self._find_homes()
@@ -143,7 +145,8 @@ class LoadAccounting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note_copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         record = self._record_at(source.data_ptr())
         if self._note_write(target, record) and record is not None:
-            record.is_used = True
+            for used in self._converted or (record,):
+                used.is_used = True
 
     def _record_at(self, address: int) -> _Record | None:
         """The checkpoint tensor that holds `address`, else the one being loaded.
@@ -151,6 +154,8 @@ class LoadAccounting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         The newest comes first: where memory was given back and used again, the newer tensor is
         the living one. A converted copy lies nowhere, hence the fallback.
         """
+        if self._converted:
+            return self._converted[0]
         if self._current is not None and self._current.holds(address):
             return self._current
         for record in reversed(self._records.values()):
@@ -189,6 +194,16 @@ class LoadAccounting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         record = self._records.get(name)
         if record is not None:
             record.is_used = True
+
+    @contextmanager
+    def converted(self, names: Sequence[str]) -> Iterator[None]:
+        """Take what is copied inside the block as made of these checkpoint tensors."""
+        self._converted = tuple(self._records[name] for name in names)
+        self._current = self._converted[0]
+        try:
+            yield
+        finally:
+            self._converted = ()
 
     def where(self, error: Exception) -> str:
         """The tensor and file that an error in the model's loader belongs to, or ""."""
@@ -249,6 +264,20 @@ def note_ignored(name: str) -> None:
     accounting = _active.get()
     if accounting is not None:
         accounting.ignore(name)
+
+
+@contextmanager
+def converted_from(names: Sequence[str]) -> Iterator[None]:
+    """State that what is loaded inside the block was computed from these checkpoint tensors.
+
+    Without accounting, nothing. A copy counts as a use of all of them.
+    """
+    accounting = _active.get()
+    if accounting is None:
+        yield
+        return
+    with accounting.converted(names):
+        yield
 
 
 def account_load(model: nn.Module, source: WeightSource, load: LoadFn) -> set[str]:

@@ -15,11 +15,17 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
+# Runs any decoder that the installed Transformers can build; see `models.transformers`.
+TRANSFORMERS_BACKEND = "TransformersForCausalLM"
+TRANSFORMERS_MOE_BACKEND = "TransformersMoEForCausalLM"
+
 MODELS: dict[str, tuple[str, str]] = {
     "LlamaForCausalLM": ("llama", "LlamaForCausalLM"),
     "MistralForCausalLM": ("mistral", "MistralForCausalLM"),
     "Qwen2ForCausalLM": ("qwen2", "Qwen2ForCausalLM"),
     "Qwen3ForCausalLM": ("qwen3", "Qwen3ForCausalLM"),
+    TRANSFORMERS_BACKEND: ("transformers", TRANSFORMERS_BACKEND),
+    TRANSFORMERS_MOE_BACKEND: ("transformers", TRANSFORMERS_MOE_BACKEND),
 }
 
 
