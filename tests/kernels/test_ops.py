@@ -113,8 +113,8 @@ def test_linear_matches_the_definition(impl, m, n, k, dtype):
     x = rand((m, k + 3), dtype, 0)[:, :k]
     weight, bias = rand((n, k), dtype, 1), rand((n,), dtype, 2)
     got = impl(x, weight, bias)
-    # torch's own bf16 product sums in bf16 on some CPUs: the fp32 product is the yardstick.
-    want = linear.reference(x.float(), weight.float(), bias.float()).to(dtype)
+    # The product in fp64 is the yardstick: torch's own bf16 one sums in bf16 on some CPUs.
+    want = linear.reference(x.double(), weight.double(), bias.double()).to(dtype)
     assert (got.shape, got.dtype) == (want.shape, want.dtype)
     torch.testing.assert_close(got, want, **linear.tolerance[dtype].kwargs)
 
