@@ -88,6 +88,14 @@ def test_tying_follows_the_configuration(tie: bool, tmp_path: Path, make_llm: Ma
     assert largest_difference(llm, hf_model("llama", tie_word_embeddings=tie)) < TOLERANCE
 
 
+def test_what_must_stay_fp32_does(make_llm: MakeLLM) -> None:
+    llm = make_llm("deepseek_v3", dtype="bfloat16")
+    [dtypes] = llm.apply_model(lambda m: {n: p.dtype for n, p in m.named_parameters()})
+    fp32 = {name for name, dtype in dtypes.items() if dtype == torch.float32}
+    assert fp32 == {"model.layers.1.mlp.gate.weight"}
+    assert {*dtypes.values()} == {torch.float32, torch.bfloat16}
+
+
 def test_a_missing_head_that_is_not_tied_stops_the_load(tmp_path: Path, make_llm: MakeLLM) -> None:
     path = make_model(tmp_path / "m", "llama", tie_word_embeddings=False)
     rewrite(path, lambda tensors: tensors.pop("lm_head.weight"))

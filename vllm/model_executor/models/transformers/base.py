@@ -195,20 +195,16 @@ class Base(nn.Module):
         return {}
 
     def init_parameters(self) -> None:
-        """Give memory to what is still on the meta device, in the dtype it must have."""
-        strict = self.hf_model._keep_in_fp32_modules_strict or ()
+        """Give memory to what is still on the meta device."""
         made: dict[int, nn.Parameter] = {}
-        for module_name, module in self.named_modules():
+        for module in self.modules():
             for name, param in module._parameters.items():
                 if param is None or not param.is_meta:
                     continue
                 if id(param) not in made:
-                    dtype = param.dtype
-                    if _is_named(f"{module_name}.{name}", strict):
-                        dtype = torch.float32
-                    real = nn.Parameter(torch.empty(param.shape, dtype=dtype), requires_grad=False)
-                    vars(real).update(vars(param))
-                    made[id(param)] = real
+                    empty = torch.empty(param.shape, dtype=param.dtype)
+                    made[id(param)] = nn.Parameter(empty, requires_grad=False)
+                    vars(made[id(param)]).update(vars(param))
                 module._parameters[name] = made[id(param)]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
@@ -245,8 +241,3 @@ class Base(nn.Module):
         """Show with the weights that positions count and tokens meet as the engine assumes."""
         self.position_offset = find_position_offset(self, self.vllm_config.model_config)
         check_independence(self, self.vllm_config.model_config)
-
-
-def _is_named(name: str, patterns: Iterable[str]) -> bool:
-    """Whether one of Transformers' patterns, in which * is any text, is found in `name`."""
-    return any(re.search(re.escape(p).replace(r"\*", ".*"), name) for p in patterns)

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Transformers model from its configuration alone: parameters on meta, buffers real.
 
-Owns how the model is built, not what becomes of it. No parameter takes memory here: layers are
-replaced first, and only what is left is allocated. Buffers (rotary frequencies and the like) are
-computed by the model's own constructors and kept.
+Owns how the model is built and which parameters stay fp32, not what becomes of it. No parameter
+takes memory here: layers are replaced first, and only what is left is allocated. Buffers (rotary
+frequencies and the like) are computed by the model's own constructors and kept.
 """
 
 import copy
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,7 +41,28 @@ def build_on_meta(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedMod
             f"model_impl='transformers': {type(config).__name__} gives no causal language model "
             f"in the installed Transformers: {error}"
         ) from error
+    keep_in_fp32(model)
     return model.eval().requires_grad_(False)
+
+
+def keep_in_fp32(model: PreTrainedModel) -> None:
+    """Make fp32 of every parameter that the model says must be, whatever its dtype."""
+    patterns = model._keep_in_fp32_modules_strict or ()
+    made: dict[int, nn.Parameter] = {}
+    for module_name, module in model.named_modules():
+        for name, param in module._parameters.items():
+            if param is None or not param.is_floating_point() or param.dtype == torch.float32:
+                continue
+            if is_named(f"{module_name}.{name}", patterns):
+                if id(param) not in made:
+                    made[id(param)] = nn.Parameter(param.float(), requires_grad=False)
+                    vars(made[id(param)]).update(vars(param))
+                module._parameters[name] = made[id(param)]
+
+
+def is_named(name: str, patterns: Iterable[str]) -> bool:
+    """Whether one of Transformers' patterns, in which * is any text, is found in `name`."""
+    return any(re.search(re.escape(p).replace(r"\*", ".*"), name) for p in patterns)
 
 
 class _EmptyOnMeta(TorchFunctionMode):

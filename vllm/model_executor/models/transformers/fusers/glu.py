@@ -55,6 +55,7 @@ class GLUFuser(BaseFuser):
             return False
         gate, up = linears[self.gate], linears[self.up]
         same = (gate.bias is None) == (up.bias is None) and gate.weight.shape == up.weight.shape
+        same = same and gate.weight.dtype == up.weight.dtype
         return same and activation_name(getattr(module, self.act)) is not None
 
     def fuse(self, module: nn.Module, prefix: str, vllm_config: VllmConfig) -> None:

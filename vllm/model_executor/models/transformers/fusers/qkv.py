@@ -65,7 +65,7 @@ class QKVFuser(BaseFuser):
             and k.out_features % head_size == 0
             and v.out_features % num_kv_heads == 0
             and len({p.in_features for p in (q, k, v)}) == 1
-            and len({p.bias is None for p in (q, k, v)}) == 1
+            and len({(p.bias is None, p.weight.dtype) for p in (q, k, v)}) == 1
         )
 
     def fuse(self, module: nn.Module, prefix: str, vllm_config: VllmConfig) -> None:
