@@ -45,6 +45,8 @@ class Attention(nn.Module):
         ValueError: another layer has the same name.
     """
 
+    sinks: nn.Parameter | None
+
     def __init__(
         self,
         num_heads: int,
@@ -90,6 +92,7 @@ class Attention(nn.Module):
         self.block_size = cache_config.block_size
         sinks = extra_impl_args.get("sinks")
         self.has_sink = sinks is not None
+        vars(self)["sinks"] = sinks  # not registered: it is the model's, under its own name
         self._check_numbers(sinks)
         self.attn_backend = get_attn_backend(
             self._selector_config(cache_config),
