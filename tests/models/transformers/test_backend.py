@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from tests.models.transformers.tiny import hf_model, largest_difference, make_model
@@ -18,6 +19,15 @@ from vllm.model_executor.models.transformers.attention_interface import VLLM_ATT
 
 MakeLLM = Callable[..., Any]
 TOLERANCE = 1e-4
+SINK_NAMES = ("sinks", "softmax_offset", "attention_sink_bias")  # in checkpoints
+# Model type -> the layers with attention sinks.
+SINK_LAYERS = {
+    "flint": [0, 1, 2, 3],
+    "gpt_oss": [0, 1],
+    "granite_swa": [0, 1, 2],
+    "granitemoe_swa": [0, 1, 2],
+    "mimo_v2_flash": [1, 2],
+}
 
 
 def count_modules(model: nn.Module, kind: type[nn.Module]) -> int:
@@ -41,12 +51,38 @@ def check_implementation(llm: Any, model_type: str) -> nn.Module:
 
 @pytest.mark.parametrize(
     "model_type",
-    ["llama", "gpt2", "cohere", "gemma2", "granite", "olmo2", "phi3", "qwen3", "qwen3_moe"],
+    [
+        *("llama", "gpt2", "cohere", "gemma2", "granite", "olmo2", "phi3", "qwen3", "qwen3_moe"),
+        *SINK_LAYERS,
+    ],
 )
 def test_logprobs_are_those_of_transformers(model_type: str, make_llm: MakeLLM) -> None:
     llm = make_llm(model_type)
     check_implementation(llm, model_type)
     assert largest_difference(llm, hf_model(model_type)) < TOLERANCE
+
+
+@pytest.mark.parametrize("model_type", SINK_LAYERS)
+def test_sinks(model_type: str, tmp_path: Path, make_llm: MakeLLM) -> None:
+    """Each layer that has sinks applies those of the checkpoint, in the one parameter there is."""
+    path = make_model(tmp_path / model_type, model_type)
+    stored = {
+        int(name.split(".")[2]): sinks
+        for name, sinks in load_file(path / "model.safetensors").items()
+        if name.endswith(SINK_NAMES)
+    }
+    assert sorted(stored) == SINK_LAYERS[model_type]
+    model = check_implementation(make_llm(model_type, path=path), model_type)
+    parameters = dict(model.named_parameters())
+    assert sum("sinks" in name for name in model.state_dict()) == len(stored)
+    for index, caller in enumerate(model.model.layers):
+        layer = caller.self_attn.get_submodule(VLLM_ATTN_ATTR)
+        assert isinstance(layer, Attention)
+        assert layer.has_sink is (index in stored)
+        if index in stored:
+            assert layer.sinks is parameters[f"model.layers.{index}.self_attn.sinks"]
+            assert layer.impl.sinks is layer.sinks
+            assert torch.equal(layer.sinks, stored[index])
 
 
 def test_layers_get_the_window_scale_and_cap_that_their_module_asks_for(make_llm: MakeLLM) -> None:
@@ -158,8 +194,6 @@ def test_a_quantized_checkpoint_is_refused_by_its_method(tmp_path: Path, make_ll
 
 def rewrite(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
     """Change the tensors of a checkpoint in one file."""
-    from safetensors.torch import load_file, save_file
-
     file = path / "model.safetensors"
     tensors = load_file(file)
     change(tensors)

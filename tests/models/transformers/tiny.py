@@ -24,6 +24,12 @@ COMMON: dict[str, Any] = {
     "initializer_range": 0.1,
 }
 _HEAD = {"head_dim": 16}
+_GRANITE = {
+    "logits_scaling": 8.0,
+    "attention_multiplier": 0.05,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.5,
+}
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": COMMON,
@@ -36,13 +42,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "bos_token_id": 1,
         "eos_token_id": 2,
     },
-    "granite": COMMON
-    | {
-        "logits_scaling": 8.0,
-        "attention_multiplier": 0.05,
-        "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.5,
-    },
+    "granite": COMMON | _GRANITE,
     "gemma2": COMMON | _HEAD | {"sliding_window": 8, "query_pre_attn_scalar": 7},
     "cohere": COMMON | {"logit_scale": 0.25},
     "olmo2": COMMON,
@@ -53,6 +53,36 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt_oss": COMMON
     | _HEAD
     | {"sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "granite_swa": COMMON | _GRANITE | {"sliding_window": 8, "num_hidden_layers": 3},
+    "granitemoe_swa": COMMON
+    | _GRANITE
+    | {
+        "sliding_window": 8,
+        "num_hidden_layers": 3,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 32,
+    },
+    "flint": COMMON
+    | _HEAD
+    | _EXPERTS
+    | {
+        "sliding_window": 8,
+        "num_hidden_layers": 4,
+        "num_experts": 4,
+        "shared_expert_intermediate_size": 32,
+    },
+    # Layers without and with sinks, which have other numbers of key/value heads.
+    "mimo_v2_flash": COMMON
+    | _HEAD
+    | _EXPERTS
+    | {
+        "num_key_value_heads": 1,
+        "v_head_dim": 12,
+        "sliding_window": 8,
+        "num_hidden_layers": 3,
+        "n_routed_experts": 4,
+    },
     "deepseek_v3": COMMON
     | _EXPERTS
     | {

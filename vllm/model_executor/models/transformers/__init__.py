@@ -4,7 +4,11 @@
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from vllm.model_executor.models.transformers.attention_interface import vllm_attention_forward
+from vllm.model_executor.models.transformers.attention_interface import (
+    VLLM_ATTN_ATTR,
+    check_sinks,
+    vllm_attention_forward,
+)
 from vllm.model_executor.models.transformers.base import Base
 from vllm.model_executor.models.transformers.causal import CausalMixin
 from vllm.model_executor.models.transformers.fusers.attention import VLLM_ATTN_IMPL
@@ -23,4 +27,10 @@ class TransformersMoEForCausalLM(MoEMixin, CausalMixin, Base):
 ALL_EXPERTS_FUNCTIONS[VLLM_ATTN_IMPL] = vllm_experts_forward
 ALL_ATTENTION_FUNCTIONS[VLLM_ATTN_IMPL] = vllm_attention_forward
 
-__all__ = ["TransformersForCausalLM", "TransformersMoEForCausalLM", "vllm_attention_forward"]
+__all__ = [
+    "VLLM_ATTN_ATTR",
+    "TransformersForCausalLM",
+    "TransformersMoEForCausalLM",
+    "check_sinks",
+    "vllm_attention_forward",
+]

@@ -191,8 +191,21 @@ class Base(nn.Module):
             setattr(module, VLLM_ATTN_ATTR, layer)
 
     def _extra_attention_args(self, name: str, call: AttentionCall) -> dict[str, Any]:
-        """What a layer is given beyond the common arguments."""
-        return {}
+        """What a layer is given beyond the common arguments: sinks, if its module has them.
+
+        Raises:
+            ConfigError: the module passes other sinks than those read from its source.
+        """
+        fuser = self.attention_fusers.get(name)
+        sinks = None if fuser is None else fuser.sinks(self.hf_model.get_submodule(name))
+        if call.s_aux is not sinks:
+            passed = "none" if call.s_aux is None else f"some of shape {list(call.s_aux.shape)}"
+            found = "none" if sinks is None else "a parameter of the module"
+            raise ConfigError(
+                f"{name}: the attention sinks that the model passes ({passed}) are not those found "
+                f"in its source ({found}), so they cannot be applied"
+            )
+        return {} if sinks is None else {"sinks": sinks}
 
     def init_parameters(self) -> None:
         """Give memory to what is still on the meta device."""

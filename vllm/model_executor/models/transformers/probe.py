@@ -2,9 +2,9 @@
 """What a Transformers model asks of its attention, found by running it once without values.
 
 The model runs over a few tokens on the meta device, before any weight is read. Its attention
-calls arrive here instead of at a kernel: who calls, with which heads, scale, window and soft
-cap. Masks are made by a stand-in that notes what each mask would show. So what a layer asks for
-is what it is given, whatever its configuration calls it.
+calls arrive here instead of at a kernel: who calls, with which heads, scale, window, soft cap
+and sinks. Masks are made by a stand-in that notes what each mask would show. So what a layer asks
+for is what it is given, whatever its configuration calls it.
 
 Knows no engine layers: `base` builds them from the facts found here.
 """
@@ -70,6 +70,7 @@ class AttentionCall:
         scaling: factor on q.k; None leaves it to the layer.
         sliding_window: keys a query sees, itself included; None is all earlier ones.
         softcap: c in s -> c * tanh(s / c); None is no cap.
+        s_aux: the very tensor of attention sinks that was passed; None is none.
     """
 
     name: str
@@ -80,6 +81,7 @@ class AttentionCall:
     scaling: float | None
     sliding_window: int | None
     softcap: float | None
+    s_aux: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +299,7 @@ def _probe_attention_forward(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Note one call; the output has the shape that attention would give it."""
@@ -321,6 +324,7 @@ def _probe_attention_forward(
         scaling=scaling,
         sliding_window=recorder.window_of(name, attention_mask),
         softcap=softcap,
+        s_aux=s_aux,
     )
     return query.new_empty(1, num_tokens, num_heads, value.shape[3]), None
 

@@ -3,7 +3,8 @@
 
 Attention forwards seldom trace, but they all end in one call of a function taken from
 Transformers' registry. Its keywords are expressions over the module; resolved per instance, so
-that layers of one class may differ. An expression that cannot be resolved is an error.
+that layers of one class may differ. An expression that cannot be resolved is an error: were it
+taken for "none", the scale or the sinks would be dropped without a word.
 """
 
 import ast
@@ -12,9 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import fx, nn
+import torch
+from torch import Tensor, fx, nn
 
 from vllm.config import VllmConfig
+from vllm.model_executor.layers.sharding import own_share
+from vllm.model_executor.model_loader.weight_utils import sharded_weight_loader
 from vllm.model_executor.models.transformers.fusers.base import BaseFuser, forward_source
 
 VLLM_ATTN_IMPL = "vllm"
@@ -29,10 +33,12 @@ class AttentionFuser(BaseFuser):
     Attributes:
         source_cls: name of the class, for messages.
         scale_expr: expression of its `scaling` keyword; None if there is none.
+        s_aux_expr: expression of its `s_aux` keyword, the attention sinks; None if there is none.
     """
 
     source_cls: str
     scale_expr: ast.expr | None
+    s_aux_expr: ast.expr | None
 
     redefines_forward: ClassVar[bool] = False
 
@@ -42,7 +48,7 @@ class AttentionFuser(BaseFuser):
         call = interface_call(type(module).forward)
         if call is None:
             return None
-        return cls(type(module).__name__, _keyword(call, "scaling"))
+        return cls(type(module).__name__, _keyword(call, "scaling"), _keyword(call, "s_aux"))
 
     def validate(self, module: nn.Module, vllm_config: VllmConfig) -> bool:
         """Whether the module's attention is the engine's; encoders beside a decoder keep theirs."""
@@ -51,7 +57,24 @@ class AttentionFuser(BaseFuser):
         return implementation in (VLLM_ATTN_IMPL, VLLM_MLA_ATTN_IMPL)
 
     def fuse(self, module: nn.Module, prefix: str, vllm_config: VllmConfig) -> None:
-        """Nothing to change: the call stays, and finds the engine's function."""
+        """Make the sinks, if there are any, this rank's own; the call itself stays.
+
+        The parameter keeps its name, hence its place in the checkpoint, and its dtype. It has
+        memory from here on, since the attention layer is given this very object.
+
+        Raises:
+            ValueError: see `sinks`; or the heads do not divide by the number of ranks.
+        """
+        sinks = self.sinks(module)
+        if sinks is None:
+            return
+        assert isinstance(self.s_aux_expr, ast.Attribute), "only attributes resolve to a parameter"
+        owner, name = self._resolve(self.s_aux_expr.value, module), self.s_aux_expr.attr
+        share = own_share(sinks.numel(), f"{prefix}: attention sinks of {sinks.numel()} heads")
+        with torch.device("cpu"):  # the modules around are being made on meta
+            own = nn.Parameter(torch.empty(share.size, dtype=sinks.dtype), requires_grad=False)
+        own.weight_loader = sharded_weight_loader(0)  # type: ignore[attr-defined]
+        setattr(owner, name, own)
 
     @staticmethod
     def layer_index(module: nn.Module) -> int | None:
@@ -72,6 +95,23 @@ class AttentionFuser(BaseFuser):
             raise ValueError(f"{self._where(self.scale_expr)} gives {value!r}, not a number")
         return float(value)
 
+    def sinks(self, module: nn.Module) -> nn.Parameter | None:
+        """One logit per query head; None if this instance has none.
+
+        Raises:
+            ValueError: the expression gives neither a parameter of one dimension nor None.
+        """
+        if self.s_aux_expr is None:
+            return None
+        value = self._resolve(self.s_aux_expr, module)
+        if value is None or (isinstance(value, nn.Parameter) and value.dim() == 1):
+            return value
+        shape = f" of shape {list(value.shape)}" if isinstance(value, Tensor) else ""
+        raise ValueError(
+            f"{self._where(self.s_aux_expr)} gives a {type(value).__name__}{shape}; attention "
+            "sinks are a Parameter of shape [num_heads], or None"
+        )
+
     def _resolve(self, expression: ast.expr, module: nn.Module) -> Any:
         """Value of an expression over the module.
 
@@ -82,10 +122,12 @@ class AttentionFuser(BaseFuser):
             return expression.value
         names: list[str] = []
         node = expression
+        if _is_self(node):
+            return module
         while isinstance(node, ast.Attribute):
             names.append(node.attr)
             node = node.value
-        if names and isinstance(node, ast.Name) and node.id == "self":
+        if names and _is_self(node):
             return functools.reduce(_attribute, reversed(names), module)
         raise ValueError(
             f"{self._where(expression)} cannot be read before the model runs; only literals and "
@@ -94,6 +136,11 @@ class AttentionFuser(BaseFuser):
 
     def _where(self, expression: ast.expr) -> str:
         return f"`{ast.unparse(expression)}` in the attention call of {self.source_cls}"
+
+
+def _is_self(node: ast.expr) -> bool:
+    """Whether an expression is `self`."""
+    return isinstance(node, ast.Name) and node.id == "self"
 
 
 def _attribute(value: Any, name: str) -> Any:
