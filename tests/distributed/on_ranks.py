@@ -3,6 +3,7 @@
 
 import functools
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from vllm.exceptions import ConfigError, EngineDeadError
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
     MergedColumnParallelLinear,
+    QKVParallelLinear,
     ReplicatedLinear,
     RowParallelLinear,
 )
@@ -24,6 +26,13 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     VocabParallelEmbedding,
 )
+from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+from vllm.model_executor.model_loader.weight_utils import sharded_weight_loader
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.engine.messages import EngineCoreRequest
+from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
+from vllm.v1.structured_output import StructuredOutputManager
 
 
 def in_group(tp_size: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -158,3 +167,112 @@ def cache_sizes(path: Path, own_bytes: tuple[int, int]) -> int | str:
     except ConfigError as error:
         return str(error)
     return executor.determine_available_memory()
+
+
+def structured_outputs(path: Path, regex: str, delays_s: tuple[float, float]) -> list[str]:
+    """Texts of a constrained and a free request; each rank compiles in a time of its own."""
+    from vllm import LLM
+
+    compile_ = StructuredOutputManager._compile
+
+    def slowly(self: StructuredOutputManager, params: Any) -> Any:
+        time.sleep(delays_s[int(os.environ["RANK"])])
+        return compile_(self, params)
+
+    StructuredOutputManager._compile = slowly  # type: ignore[method-assign]
+    llm = LLM(
+        str(path),
+        tensor_parallel_size=2,
+        distributed_executor_backend="external_launcher",
+        dtype="float32",
+        max_model_len=64,
+        kv_cache_memory_bytes=2**21,
+    )
+    params = [
+        SamplingParams(
+            temperature=1.0, max_tokens=12, structured_outputs=StructuredOutputsParams(regex=regex)
+        ),
+        SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True),
+    ]
+    outputs = llm.generate(["the quick", "brown fox"], params, use_tqdm=False)
+    return [output.outputs[0].text for output in outputs]
+
+
+def failing_steps(path: Path, failing_ranks: tuple[int, ...]) -> list[str]:
+    """What becomes of two requests, where the first one's step ends and then fails somewhere."""
+    core = EngineCore(
+        make_config(path, "llama", tp=2, backend="external_launcher"), log_stats=False
+    )
+    assert isinstance(core.executor, ExecutorWithExternalLauncher)
+    worker = core.executor.driver_worker
+    execute = worker.execute_model
+
+    def fail(*args: Any) -> Any:
+        execute(*args)
+        worker.execute_model = execute  # type: ignore[method-assign]
+        raise RuntimeError("broken")
+
+    if int(os.environ["RANK"]) in failing_ranks:
+        worker.execute_model = fail  # type: ignore[method-assign]
+    fates = []
+    try:
+        for name in ("a", "b"):
+            params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, seed=0)
+            core.add_request(
+                EngineCoreRequest(
+                    request_id=name,
+                    prompt_token_ids=[10, 11, 12],
+                    sampling_params=params,
+                    arrival_time=0.0,
+                )
+            )
+            while core.has_requests():
+                fates += [output.error or "done" for output in core.step().outputs]
+    except EngineDeadError as error:
+        fates.append(f"dead: {error}")
+    return fates
+
+
+class EveryKind(nn.Module):
+    """A parameter for each way of being split, of odd sizes where that is allowed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = VocabParallelEmbedding(7, 8)
+        self.qkv = QKVParallelLinear(8, 4, 6, 1)
+        self.gate_up = MergedColumnParallelLinear(8, [6, 6], bias=False)
+        self.column = ColumnParallelLinear(8, 6)
+        self.row = RowParallelLinear(6, 8)
+        self.replicated = ReplicatedLinear(8, 3)
+        self.norm = nn.LayerNorm(8)
+        self.sinks = nn.Parameter(
+            torch.empty(6 // distributed.get_tensor_model_parallel_world_size())
+        )
+        self.sinks.weight_loader = sharded_weight_loader(0)  # type: ignore[attr-defined]
+
+
+def dummy_weights() -> dict[str, torch.Tensor]:
+    """What `load_format="dummy"` fills in on this rank."""
+    from vllm.config import LoadConfig
+
+    model = EveryKind().requires_grad_(False)
+    for param in model.parameters():
+        param.fill_(float("nan"))
+    DummyModelLoader(LoadConfig(load_format="dummy")).load_weights(model, None)  # type: ignore[arg-type]
+    return {name: param.detach().clone() for name, param in model.named_parameters()}
+
+
+@in_group(2)
+def split_dummy_weights() -> dict[str, torch.Tensor]:
+    """The same, where each of two ranks holds its part."""
+    return dummy_weights()
+
+
+@in_group(2)
+def activations(path: Path) -> int:
+    """What a step is estimated to need beside the weights."""
+    from vllm.model_executor.model_loader.build import initialize_model
+    from vllm.v1.worker.memory import estimate_activations
+
+    config = make_config(path, "llama", tp=2, backend="external_launcher")
+    return estimate_activations(initialize_model(config, torch.device("cpu")), config, {})

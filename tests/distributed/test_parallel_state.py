@@ -57,6 +57,29 @@ def test_collectives_stay_within_their_group() -> None:
         assert result["ints"] == [2**40 + first, 2**40 + first + 1]
 
 
+def test_dummy_weights_are_parts_of_the_same_tensors() -> None:
+    whole = on_ranks.dummy_weights()
+    assert not any(value.isnan().any() for value in whole.values())
+    first, second = run_ranks(on_ranks.split_dummy_weights, 2)
+    for name in ("replicated.weight", "replicated.bias", "row.bias", "norm.weight", "norm.bias"):
+        assert torch.equal(first[name], whole[name]) and torch.equal(second[name], whole[name])
+    for name in ("column.weight", "column.bias", "sinks"):
+        assert torch.equal(torch.cat([first[name], second[name]]), whole[name])
+    row = torch.cat([first["row.weight"], second["row.weight"]], 1)
+    assert torch.equal(row, whole["row.weight"])
+    embed = torch.cat([first["embed.weight"], second["embed.weight"]])
+    assert torch.equal(embed, torch.cat([whole["embed.weight"], torch.zeros(1, 8)]))
+    for kind in ("weight", "bias"):
+        # 6 query heads of 4 rows, of which each rank has 3, and the one key and value head.
+        name = f"qkv.{kind}"
+        q, kv = whole[name][:24], whole[name][24:]
+        assert torch.equal(first[name], torch.cat([q[:12], kv]))
+        assert torch.equal(second[name], torch.cat([q[12:], kv]))
+    gate, up = whole["gate_up.weight"].chunk(2)
+    assert torch.equal(first["gate_up.weight"], torch.cat([gate[:3], up[:3]]))
+    assert torch.equal(second["gate_up.weight"], torch.cat([gate[3:], up[3:]]))
+
+
 def test_a_machine_is_divided_among_its_ranks() -> None:
     host = DeviceMemory(total=100, available=60, used=10, bound_by="host memory")
     assert memory_per_rank(host, 1) is host

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole models split over ranks, against Transformers; each rank has an engine of its own."""
 
+import re
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from tests.conftest import TinyModel
 from tests.distributed import on_ranks
 from tests.distributed.ranks import run_ranks
 from tests.utils import random_token_ids
-from tests.v1.executor.utils import check
+from tests.v1.executor.utils import TOLERANCE, check, generate, make_config, start
 
 # Lengths on both sides of block (8), chunk and window (16).
 PROMPTS = {str(n): random_token_ids(n, seed=n, vocab_size=500) for n in (1, 8, 17, 40, 90)}
@@ -55,3 +56,50 @@ def test_a_rank_that_cannot_start_stops_the_others(tiny_model: TinyModel) -> Non
     own, other = run_ranks(on_ranks.cache_sizes, 2, tiny_model("llama"), (2**60, 2**21))
     assert "asks for a KV cache" in own and "shared by 2 ranks" in own
     assert other == "ranks [0] could not size the KV cache; their messages say why"
+
+
+def test_steps_do_not_depend_on_when_a_grammar_is_compiled(tiny_model: TinyModel) -> None:
+    regex = r"[a-f]{3}-[0-9]{2}"
+    first, second = run_ranks(
+        on_ranks.structured_outputs, 2, tiny_model("llama"), regex, (0.0, 0.5)
+    )
+    assert first == second
+    assert re.fullmatch(regex, first[0])
+
+
+def test_a_step_that_fails_on_every_rank_ends_its_request_alone(tiny_model: TinyModel) -> None:
+    for fates in run_ranks(on_ranks.failing_steps, 2, tiny_model("llama"), (0, 1)):
+        assert fates == ["the model failed on this request (RuntimeError)", "done"]
+
+
+def test_a_step_that_fails_on_one_rank_ends_the_engine_on_all(tiny_model: TinyModel) -> None:
+    death = "dead: ranks [1] failed in a step that the others ended; their messages say why"
+    fates = run_ranks(on_ranks.failing_steps, 2, tiny_model("llama"), (1,))
+    assert fates == [["done", death], [death]]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param({"vocab_size": 509, "tie": False, **BIASES}, id="odd-untied-biases"),
+        pytest.param({"num_key_value_heads": 1}, id="tied-1-kv-head"),
+    ],
+)
+def test_dummy_weights_are_of_one_model(tiny_model: TinyModel, model: dict[str, Any]) -> None:
+    path, options = tiny_model("llama", **model), {"load_format": "dummy"}
+    whole = generate(*start(make_config(path, "llama", **options)), PROMPTS, NUM_TOKENS)
+    for split, _ in run_ranks(on_ranks.engine, 2, path, "llama", 2, options, PROMPTS, NUM_TOKENS):
+        for name, expected in whole.items():
+            assert split[name].tokens == expected.tokens
+            assert split[name].logprobs == pytest.approx(expected.logprobs, abs=TOLERANCE)
+
+
+def test_the_step_estimate_does_not_take_a_part_of_the_vocabulary_for_a_layer(
+    tiny_model: TinyModel,
+) -> None:
+    small, large = (
+        run_ranks(on_ranks.activations, 2, tiny_model("llama", vocab_size=size, tie=False))
+        for size in (500, 30_000)
+    )
+    # Six fp32 rows of logits for each of the four requests that can run at once.
+    assert [b - a for a, b in zip(small, large, strict=True)] == [29_500 * 4 * 6 * 4] * 2

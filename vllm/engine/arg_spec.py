@@ -31,6 +31,7 @@ class ArgSpec:
         choices: the only values, if they are few.
         parse: reads the command line's text; None takes the first of `kinds`.
         optional: whether None is a value.
+        short: a second, short flag, as upstream has it.
     """
 
     help: str
@@ -40,6 +41,7 @@ class ArgSpec:
     choices: tuple[str, ...] | None = None
     parse: Callable[[str], Any] | None = None
     optional: bool = False
+    short: str | None = None
 
     def check(self, name: str, value: Any) -> None:
         """Refuse a value of a wrong type or outside the choices.
@@ -66,6 +68,7 @@ def arg(
     unit: str | None = None,
     choices: tuple[str, ...] | None = None,
     parse: Callable[[str], Any] | None = None,
+    short: str | None = None,
 ) -> Any:
     """A dataclass field that describes an engine argument; `kinds` default to the default's."""
     spec = ArgSpec(
@@ -76,6 +79,7 @@ def arg(
         choices=choices,
         parse=parse,
         optional=default is None,
+        short=short,
     )
     return dataclasses.field(default=default, metadata={"spec": spec})
 
@@ -127,13 +131,13 @@ def _metavar(spec: ArgSpec) -> str:
 
 def add_flag(group: argparse._ArgumentGroup, name: str, default: Any, spec: ArgSpec) -> None:
     """Add `--name-in-kebab-case` to a group of a parser."""
-    flag = "--" + name.replace("_", "-")
+    flags = [*filter(None, [spec.short]), "--" + name.replace("_", "-")]
     unit = f" [{spec.unit}]" if spec.unit else ""
     shown = "" if default is None else f" Default: {default}."
     text = (spec.help + unit + shown).replace("%", "%%")
     if bool in spec.kinds:
         action = argparse.BooleanOptionalAction
-        group.add_argument(flag, action=action, default=default, help=text)
+        group.add_argument(*flags, action=action, default=default, help=text)
         return
     options: dict[str, Any] = {"default": default, "help": text}
     if tuple in spec.kinds:
@@ -143,4 +147,4 @@ def add_flag(group: argparse._ArgumentGroup, name: str, default: Any, spec: ArgS
     else:
         options["metavar"] = _metavar(spec)
     options["type"] = spec.parse or (str if tuple in spec.kinds else spec.kinds[0])
-    group.add_argument(flag, **options)
+    group.add_argument(*flags, **options)

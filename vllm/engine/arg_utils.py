@@ -24,6 +24,7 @@ from vllm.engine.arg_spec import (
     length_or_auto,
 )
 from vllm.engine.unsupported_args import UNSUPPORTED, check_unsupported, read_value
+from vllm.exceptions import ConfigError
 
 _MODEL, _LOAD, _CACHE = "Model", "Loading", "KV cache"
 _STEP, _SAMPLING, _OTHER = "Scheduling", "Sampling", "Engine"
@@ -167,7 +168,7 @@ class EngineArgs:
     structured_outputs_config: dict[str, Any] | None = arg(
         None, "Limits on grammars, e.g. max_spec_bytes.", _SAMPLING, dict, parse=json_object
     )
-    tensor_parallel_size: int = arg(1, "Ranks that split each layer.", _OTHER)
+    tensor_parallel_size: int = arg(1, "Ranks that split each layer.", _OTHER, short="-tp")
     distributed_executor_backend: str | None = arg(
         None,
         "Who starts the ranks: the engine on this machine (uni for one, mp for more, chosen so if "
@@ -247,6 +248,20 @@ class EngineArgs:
 
 class AsyncEngineArgs(EngineArgs):
     """Arguments of an engine that serves concurrently; the same ones."""
+
+    def create_engine_config(self) -> VllmConfig:
+        """As for every engine; what only `LLM` can do is refused.
+
+        Raises:
+            ConfigError: an argument is wrong, or wrong for this model or a server.
+        """
+        if self.distributed_executor_backend == "external_launcher":
+            raise ConfigError(
+                "distributed_executor_backend='external_launcher' is for programs that torchrun "
+                "or a trainer starts once per rank and that call LLM; a server starts its ranks "
+                "itself: pass 'mp' (this machine) or 'ray' (a cluster), or leave it out"
+            )
+        return super().create_engine_config()
 
 
 __all__ = ["AsyncEngineArgs", "EngineArgs"]

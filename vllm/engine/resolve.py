@@ -47,6 +47,7 @@ _GENERATION_FIELDS = {
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 _DTYPES = ("float16", "bfloat16", "float32")
 _MAX_TEMPLATE_CHARS = 1_000_000
+_AS_LONG_AS_IT_TAKES_S = 1e6  # threads cannot wait for infinity
 
 
 def resolve(args: Arguments) -> VllmConfig:
@@ -63,7 +64,7 @@ def resolve(args: Arguments) -> VllmConfig:
         scheduler_config=_scheduler_config(args, model_config.max_model_len),
         load_config=LoadConfig(load_format=args.load_format, download_dir=args.download_dir),  # type: ignore[arg-type]
         parallel_config=resolve_parallel_config(args, model_config.hf_config),
-        structured_outputs_config=_structured_outputs_config(args.structured_outputs_config),
+        structured_outputs_config=_structured_outputs_config(args),
         observability_config=ObservabilityConfig(
             disable_log_stats=args.disable_log_stats, log_interval_s=args.log_interval_s
         ),
@@ -307,14 +308,23 @@ def _scheduler_config(args: Arguments, max_model_len: int) -> SchedulerConfig:
     )
 
 
-def _structured_outputs_config(given: dict[str, Any] | None) -> StructuredOutputsConfig:
+def _structured_outputs_config(args: Arguments) -> StructuredOutputsConfig:
+    given = dict(args.structured_outputs_config or {})
     known = {f.name for f in fields(StructuredOutputsConfig)}
-    for name in given or {}:
+    for name in given:
         if name not in known:
             raise ConfigError(
                 f"structured_outputs_config: {name!r} is not one of {', '.join(sorted(known))}"
             )
-    return StructuredOutputsConfig(**(given or {}))
+    if args.distributed_executor_backend == "external_launcher":
+        if "compile_timeout_s" in given:
+            raise ConfigError(
+                f"structured_outputs_config: compile_timeout_s={given['compile_timeout_s']!r}: "
+                "with distributed_executor_backend='external_launcher' ranks could time out apart "
+                "and wait for each other; leave it out, grammars are then compiled to the end"
+            )
+        given["compile_timeout_s"] = _AS_LONG_AS_IT_TAKES_S
+    return StructuredOutputsConfig(**given)
 
 
 def _human(name: str, value: int | str | None) -> int | None:

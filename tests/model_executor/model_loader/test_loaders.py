@@ -91,5 +91,8 @@ def test_dummy_weights_depend_on_the_name_alone(tiny_model: TinyModel) -> None:
 
 
 def test_dummy_refuses_what_it_cannot_draw() -> None:
-    with pytest.raises(ConfigError, match=r"x\.codes: .*torch\.int32"):
-        DummyModelLoader.draw("x.codes", torch.zeros(3, dtype=torch.int32))
+    model = torch.nn.Module()
+    model.codes = torch.nn.Parameter(torch.zeros(3, dtype=torch.int32), requires_grad=False)
+    loader = DummyModelLoader(LoadConfig(load_format="dummy"))
+    with pytest.raises(ConfigError, match=r"codes: .*torch\.int32"):
+        loader.load_weights(model, None)  # type: ignore[arg-type]

@@ -96,9 +96,14 @@ def test_answers_carry_results_and_errors() -> None:
         )
 
     assert messages.decode_result(answer("add", 1, 2), "add") == 3
-    refused = messages.rebuild_error(answer("refuse"))
+
+    def error(method: str) -> Exception:
+        reply = answer(method)
+        return messages.rebuild_error(reply.error_type, reply.error_message)
+
+    refused = error("refuse")
     assert type(refused) is ConfigError and str(refused) == "not so"
-    broken = messages.rebuild_error(answer("break"))
+    broken = error("break")
     assert type(broken) is RuntimeError and str(broken) == "KeyError: 'x'"
 
 
@@ -115,3 +120,14 @@ def test_a_fingerprint_is_of_content_not_of_names() -> None:
     assert print_(make_step("a")) == print_(make_step("other"))
     assert print_(make_step(seed=1)) != print_(make_step(seed=2))
     assert print_(make_step(token=5)) != print_(make_step(token=6))
+
+
+def test_a_fingerprint_is_of_what_grammars_allow_too() -> None:
+    def print_(req_id: str, row: str, *words: int) -> int:
+        grammar = GrammarOutput([row], np.array([words], dtype=np.int32))
+        return messages.step_fingerprint(make_step(req_id), grammar)
+
+    assert print_("a", "a", 1, 2) == print_("other", "other", 1, 2)
+    assert print_("a", "a", 1, 2) != print_("a", "a", 1, 3)
+    assert print_("a", "a", 1, 2) != print_("a", "b", 1, 2)
+    assert print_("a", "a", 1, 2) != messages.step_fingerprint(make_step("a"))

@@ -15,8 +15,10 @@ import pytest
 from tests.conftest import TinyModel
 from tests.utils import hf_logprobs, random_token_ids
 from tests.v1.executor.utils import check, generate, make_config, start
+from vllm import LLM, SamplingParams
 from vllm.exceptions import ConfigError, EngineDeadError, VLLMValidationError
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 PROMPTS = {str(n): random_token_ids(n, seed=n) for n in (1, 17, 40)}
@@ -119,6 +121,38 @@ def test_what_stops_a_rank_at_start_reaches_the_caller(
     with pytest.raises(ConfigError, match=r"gate_up_proj.*111 does not divide by tensor_par"):
         start(make_config(path, "llama", tp=2, backend="mp"))
     assert not [p for p in psutil.Process().children() if "worker_main" in " ".join(p.cmdline())]
+
+
+def test_an_engine_in_this_process_says_that_it_is_dead(tiny_model: TinyModel) -> None:
+    llm = LLM(
+        str(tiny_model("llama")),
+        tensor_parallel_size=2,
+        dtype="float32",
+        max_model_len=128,
+        kv_cache_memory_bytes=2**21,
+    )
+    executor = llm.llm_engine.model_executor
+    assert isinstance(executor, MultiprocExecutor)
+    pids = [worker.pid for worker in executor.workers]
+    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS.values()]
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    assert len(llm.generate(prompts, params, use_tqdm=False)) == len(prompts)
+    os.kill(pids[0], signal.SIGKILL)
+    for _ in range(2):
+        # Not a request's failure: with several of them each would be tried alone.
+        with pytest.raises(EngineDeadError, match=r"rank 0 ended unexpectedly \(signal 9\)"):
+            llm.generate(prompts, params, use_tqdm=False)
+    assert not llm.llm_engine.has_unfinished_requests()
+    wait_gone(pids)
+
+
+def test_an_engine_that_cannot_start_leaves_no_rank(tiny_model: TinyModel) -> None:
+    before = psutil.Process().children()
+    config = make_config(tiny_model("llama"), "llama", tp=2, backend="mp", kv_cache_memory_bytes=9)
+    with pytest.raises(ConfigError, match="KV cache") as caught:
+        EngineCore(config, log_stats=False)
+    # Also while somebody holds the error, and with it the frames of the start.
+    assert psutil.Process().children() == before, caught
 
 
 def test_a_plain_script_works_and_leaves_no_orphan_when_killed(

@@ -12,6 +12,7 @@ import torch
 from tests.utils import hf_logprobs
 from vllm.config import (
     CacheConfig,
+    LoadConfig,
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
@@ -53,6 +54,7 @@ def make_config(
     chunk: int = 64,
     tp: int = 1,
     backend: str = "uni",
+    load_format: str = "auto",
     **cache: Any,
 ) -> VllmConfig:
     """A configuration in fp32 with a small cache."""
@@ -79,6 +81,7 @@ def make_config(
             tensor_parallel_size=tp,
             distributed_executor_backend=backend,  # type: ignore[arg-type]
         ),
+        load_config=LoadConfig(load_format=load_format),  # type: ignore[arg-type]
     )
 
 

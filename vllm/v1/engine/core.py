@@ -7,11 +7,12 @@ Token ids in, token ids out; knows nothing of text, of callers or of the process
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from vllm import envs
 from vllm.config import VllmConfig
-from vllm.exceptions import ConfigError, VLLMError, VLLMValidationError
+from vllm.exceptions import ConfigError, EngineDeadError, VLLMError, VLLMValidationError
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_utils import get_kv_cache_config
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -51,24 +52,13 @@ class EngineCore:
 
     def __init__(self, vllm_config: VllmConfig, *, log_stats: bool) -> None:
         started = time.perf_counter()
-        model_config = vllm_config.model_config
         self.executor = Executor.get_class(vllm_config)(vllm_config)
         loaded = time.perf_counter()
-        self.max_model_len, kv_cache_config = self._plan_kv_cache(vllm_config)
-        self.executor.initialize_from_config(kv_cache_config)
-        self.structured_outputs = StructuredOutputManager(
-            model_config.vocab_size,
-            lambda: load_tokenizer(model_config, download_dir=vllm_config.load_config.download_dir),
-            vllm_config.structured_outputs_config,
-        )
-        limits = dataclasses.replace(vllm_config.scheduler_config, max_model_len=self.max_model_len)
-        self.scheduler = Scheduler(
-            limits,
-            vllm_config.cache_config,
-            kv_cache_config,
-            self.structured_outputs,
-            log_stats=log_stats,
-        )
+        try:
+            kv_cache_config = self._prepare(vllm_config, log_stats)
+        except BaseException:
+            self.executor.shutdown()  # whoever catches the error may hold this object for long
+            raise
         self._checks_integrity = envs.VLLM_CHECK_INTEGRITY
         logger.info(
             "engine core ready in %.2f s (model %.2f s, KV cache %.2f s): %d blocks hold %d "
@@ -82,6 +72,29 @@ class EngineCore:
             self.max_model_len,
         )
 
+    def _prepare(self, vllm_config: VllmConfig, log_stats: bool) -> KVCacheConfig:
+        """Allocate the cache the loaded model leaves room for, and make what plans steps on it."""
+        model_config = vllm_config.model_config
+        self.max_model_len, kv_cache_config = self._plan_kv_cache(vllm_config)
+        self.executor.initialize_from_config(kv_cache_config)
+        self.structured_outputs = StructuredOutputManager(
+            model_config.vocab_size,
+            lambda: load_tokenizer(model_config, download_dir=vllm_config.load_config.download_dir),
+            vllm_config.structured_outputs_config,
+        )
+        # Engines that must step alike may not depend on when a thread has compiled a grammar.
+        backend = vllm_config.parallel_config.distributed_executor_backend
+        self._waits_for_grammars = backend == "external_launcher"
+        limits = dataclasses.replace(vllm_config.scheduler_config, max_model_len=self.max_model_len)
+        self.scheduler = Scheduler(
+            limits,
+            vllm_config.cache_config,
+            kv_cache_config,
+            self.structured_outputs,
+            log_stats=log_stats,
+        )
+        return kv_cache_config
+
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request.
 
@@ -89,6 +102,8 @@ class EngineCore:
             VLLMError: it can never run, or its id is in use.
         """
         self.scheduler.add_request(request)
+        if self._waits_for_grammars and request.sampling_params.structured_outputs is not None:
+            self._wait_for_grammar(request.request_id)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """End requests; unknown ids are skipped, they may just have ended."""
@@ -104,10 +119,15 @@ class EngineCore:
 
         A step that raises ends the request that caused it, not the engine. An interrupt from
         the keyboard goes on to the caller; a caller that steps again loses nothing.
+
+        Raises:
+            EngineDeadError: the workers are lost; no request is to blame, and no step follows.
         """
         scheduler_output = self.scheduler.schedule()
         try:
             results = self._execute(scheduler_output)
+        except EngineDeadError:
+            raise
         except Exception as error:
             logger.exception("a step failed")
             return self._recover(
@@ -160,6 +180,10 @@ class EngineCore:
             )
         return getattr(self, method)(*args)
 
+    def check_health(self) -> None:
+        """Raise `EngineDeadError` if the workers cannot run steps any more."""
+        self.executor.check_health()
+
     def shutdown(self) -> None:
         """Release what the workers hold."""
         self.executor.shutdown()
@@ -172,6 +196,13 @@ class EngineCore:
         requests = self.scheduler.requests_of(scheduler_output.grammar_req_ids)
         grammar_output = self.structured_outputs.grammar_bitmask(requests)
         return self.executor.execute_model(scheduler_output, grammar_output)
+
+    def _wait_for_grammar(self, request_id: str) -> None:
+        """Return when the grammar is compiled, or has failed, which the next step tells."""
+        request = self.scheduler.requests[request_id]
+        with suppress(VLLMError):
+            while not self.structured_outputs.is_ready(request):
+                time.sleep(_IDLE_WAIT_S)
 
     def _recover(self, scheduler_output: SchedulerOutput, error: str) -> EngineCoreOutputs:
         outputs = self.scheduler.recover_from_failed_step(scheduler_output, error)

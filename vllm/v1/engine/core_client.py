@@ -17,7 +17,7 @@ from vllm import envs
 from vllm.config import VllmConfig
 from vllm.exceptions import EngineDeadError
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.engine.core_launcher import CoreProcess, rebuild_error
+from vllm.v1.engine.core_launcher import CoreProcess
 from vllm.v1.engine.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -25,6 +25,7 @@ from vllm.v1.engine.messages import (
     UtilityOutput,
 )
 from vllm.v1.engine.serialization import UtilityCall, decode_outputs, encode, encode_config
+from vllm.v1.executor.messages import rebuild_error
 
 
 class InprocClient:

@@ -4,29 +4,26 @@
 Owns the private folder with the sockets; knows nothing of requests.
 """
 
-import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import weakref
-from pathlib import Path
 from typing import Any
 
 import zmq
 
-from vllm import exceptions
 from vllm.exceptions import EngineDeadError
 from vllm.logger import init_logger
+from vllm.utils.network_utils import make_socket_folder
 from vllm.v1.engine.core_proc import HEARTBEAT, INPUT_SOCKET, OUTPUT_SOCKET
 from vllm.v1.engine.heartbeat import PROGRESS_FACTOR, Heartbeat
 from vllm.v1.engine.serialization import CoreReady, decode_ready
+from vllm.v1.executor.messages import rebuild_error
 
 logger = init_logger(__name__)
 
 _CORE_MODULE = "vllm.v1.engine.core_proc"
-_MAX_SOCKET_PATH = 100  # bytes; the system's limit is 107
 _POLL_MS = 100
 _CONNECT_TIMEOUT_MS = 10_000
 
@@ -46,7 +43,7 @@ class CoreProcess:
     """
 
     def __init__(self, module: str = _CORE_MODULE) -> None:
-        self._folder = _private_folder()
+        self._folder = make_socket_folder()
         # Also when nobody calls `stop`: the process then ends by itself, see `watch_parent`.
         self._remove_folder = weakref.finalize(self, shutil.rmtree, self._folder, True)
         self._context: zmq.Context[Any] = zmq.Context()
@@ -141,20 +138,3 @@ class CoreProcess:
         status = self._process.poll()
         how = f"signal {-status}" if status is not None and status < 0 else f"status {status}"
         return EngineDeadError(f"the engine process ended unexpectedly ({how}); see its log")
-
-
-def rebuild_error(error_type: str, message: str) -> Exception:
-    """An error from the other process: the engine's own types as themselves."""
-    cls = getattr(exceptions, error_type, None)
-    if isinstance(cls, type) and issubclass(cls, Exception):
-        error: Exception = cls(message)
-        return error
-    return RuntimeError(message)
-
-
-def _private_folder() -> Path:
-    """A folder only this user can enter, with a path short enough for a socket."""
-    base = tempfile.gettempdir()
-    if len(os.fsencode(base)) > _MAX_SOCKET_PATH - 30:
-        base = "/tmp"
-    return Path(tempfile.mkdtemp(prefix="vllm-", dir=base))

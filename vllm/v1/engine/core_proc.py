@@ -9,8 +9,6 @@ and one more thread says every second that the process lives, however long a ste
 
 import gc
 import os
-import select
-import shutil
 import signal
 import sys
 import threading
@@ -20,8 +18,9 @@ from typing import Any
 import zmq
 
 from vllm import envs
-from vllm.exceptions import VLLMError
+from vllm.exceptions import EngineDeadError, VLLMError
 from vllm.logger import init_logger
+from vllm.utils.child_process import read_first_line, watch_parent
 from vllm.v1.engine.core import EngineCore, describe_failure
 from vllm.v1.engine.heartbeat import Heartbeat
 from vllm.v1.engine.messages import (
@@ -44,7 +43,6 @@ logger = init_logger(__name__)
 
 INPUT_SOCKET, OUTPUT_SOCKET, HEARTBEAT = "input.sock", "output.sock", "heartbeat"
 _IDLE_POLL_MS = 250
-_PARENT_POLL_S = 0.5
 _PULSE_INTERVAL_S = 1.0
 
 
@@ -72,24 +70,31 @@ class EngineCoreProc:
         self._is_stopping = False
 
     def run(self) -> None:
-        """Serve until the front end asks to stop."""
+        """Serve until the front end asks to stop.
+
+        Raises:
+            EngineDeadError: the workers are lost, in a step or while there was nothing to do.
+        """
         while not self._is_stopping:
             self._heartbeat.beat()
-            has_requests = self._core.has_requests()
-            self._receive(0 if has_requests else _IDLE_POLL_MS)
+            if self._core.has_requests():
+                self._receive(0)
+            elif not self._receive(_IDLE_POLL_MS):
+                self._core.check_health()  # a step would notice by itself
             if self._core.has_requests():
                 self._send(self._core.step())
 
-    def _receive(self, timeout_ms: int) -> None:
-        """Handle all messages that are there, waiting for the first one."""
-        aborted = False
+    def _receive(self, timeout_ms: int) -> bool:
+        """Handle all messages that are there, waiting for the first; False if none came."""
+        received = aborted = False
         while not self._is_stopping and self._input.poll(timeout_ms):
             kind, payload = self._input.recv_multipart()
             aborted |= self._handle(EngineCoreRequestType(kind), payload)
-            timeout_ms = 0
+            received, timeout_ms = True, 0
         if aborted and not self._core.has_requests():
             # No step follows that would report the new state.
             self._send(EngineCoreOutputs(scheduler_stats=self._core.get_stats()))
+        return received
 
     def _handle(self, kind: EngineCoreRequestType, payload: bytes) -> bool:
         """Act on one message; True if it was an abort."""
@@ -134,19 +139,6 @@ class EngineCoreProc:
             self._output.send(encode(outputs))
 
 
-def watch_parent(parent_pid: int, folder: str) -> None:
-    """End this process when its parent is gone, whatever it is doing.
-
-    The kernel closes the pipe when the parent dies. A process the parent forked may hold the
-    pipe open, so the parent's id is looked at too.
-    """
-    while True:
-        readable, _, _ = select.select([0], [], [], _PARENT_POLL_S)
-        if (readable and not os.read(0, 4096)) or os.getppid() != parent_pid:
-            shutil.rmtree(folder, ignore_errors=True)  # the parent's, who may have been killed
-            os._exit(1)
-
-
 def _import_ahead() -> None:
     """Import what every start needs, while the parent still resolves the configuration."""
     import transformers.models.llama.configuration_llama  # noqa: F401 - brings what all share
@@ -154,17 +146,6 @@ def _import_ahead() -> None:
     import vllm.model_executor.model_loader.build
     import vllm.model_executor.models.llama
     import vllm.v1.worker.worker  # noqa: F401
-
-
-def _read_config() -> bytes:
-    """The first line of standard input, read without a buffer that would hide its end."""
-    data = b""
-    while not data.endswith(b"\n"):
-        chunk = os.read(0, 65_536)
-        if not chunk:
-            os._exit(1)
-        data += chunk
-    return data
 
 
 def _make_socket(context: "zmq.Context[Any]", kind: int, path: Path) -> "zmq.Socket[bytes]":
@@ -188,7 +169,7 @@ def main(folder: str) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     parent_pid = os.getppid()
     _import_ahead()
-    config_bytes = _read_config()
+    config_bytes = read_first_line()
     threading.Thread(target=watch_parent, args=(parent_pid, folder), daemon=True).start()
     context: zmq.Context[Any] = zmq.Context()
     output_socket = _make_socket(context, zmq.PUSH, Path(folder) / OUTPUT_SOCKET)
@@ -214,6 +195,9 @@ def main(folder: str) -> int:
     gc.freeze()
     try:
         EngineCoreProc(core, input_socket, output_socket, heartbeat).run()
+    except EngineDeadError as error:
+        logger.error("the engine core ends: %s", error)
+        return 1
     except Exception:
         logger.exception("the engine core died")
         return 1

@@ -135,23 +135,28 @@ def decode_result(reply: WorkerReply, method: str) -> Any:
     return untag_records(_plain.decode(reply.result))
 
 
-def rebuild_error(reply: WorkerReply) -> Exception:
-    """The error of an answer: the engine's own types as themselves."""
-    cls = getattr(exceptions, reply.error_type or "", None)
+def rebuild_error(error_type: str | None, message: str) -> Exception:
+    """An error of another process: the engine's own types as themselves."""
+    cls = getattr(exceptions, error_type or "", None)
     if isinstance(cls, type) and issubclass(cls, Exception):
-        error: Exception = cls(reply.error_message)
+        error: Exception = cls(message)
         return error
-    return RuntimeError(reply.error_message)
+    return RuntimeError(message)
 
 
-def step_fingerprint(step: SchedulerOutput) -> int:
+def step_fingerprint(step: SchedulerOutput, grammar: GrammarOutput | None = None) -> int:
     """A number that two steps share only if they compute the same, whatever the requests' ids."""
     new = [
         (r.prompt_token_ids, r.output_token_ids, r.sampling_params, r.block_ids)
         for r in step.scheduled_new_reqs
     ]
     cached = [(r.new_block_ids, r.num_computed_tokens) for r in step.scheduled_cached_reqs]
-    return zlib.crc32(_encoder.encode((new, cached, list(step.num_scheduled_tokens.values()))))
+    tokens = step.num_scheduled_tokens
+    whole = zlib.crc32(_encoder.encode((new, cached, list(tokens.values()))))
+    if grammar is None:
+        return whole
+    rows = [list(tokens).index(req_id) for req_id in grammar.req_ids]
+    return zlib.crc32(_encoder.encode((rows, grammar.bitmask)), whole)
 
 
 def tag_records(value: Any) -> Any:

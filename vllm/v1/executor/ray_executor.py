@@ -6,6 +6,7 @@ model must lie under the same path on every machine.
 """
 
 import os
+import time
 from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
@@ -23,6 +24,7 @@ from vllm.v1.executor.remote import WAIT_S, RemoteExecutor
 logger = init_logger(__name__)
 
 _PLACEMENT_TIMEOUT_S = 60.0
+_PING_INTERVAL_S = 1.0
 
 
 class RayDistributedExecutor(RemoteExecutor):
@@ -39,6 +41,8 @@ class RayDistributedExecutor(RemoteExecutor):
         self.workers = []
         self._group: Any = None
         self._answers: dict[Any, int] = {}
+        self._pings: dict[Any, int] = {}
+        self._pinged_at = 0.0
         if not self._ray.is_initialized():
             self._ray.init()
         try:
@@ -120,12 +124,24 @@ class RayDistributedExecutor(RemoteExecutor):
         """Nothing: Ray itself watches the actors, and `_receive` hears of an end."""
 
     def _check_alive(self) -> None:
-        limit_s = PROGRESS_FACTOR * envs.VLLM_ENGINE_HANG_TIMEOUT_S
-        for rank, worker in enumerate(self.workers):
+        """Ping the ranks now and then; a slow answer is waited for by later calls, not here."""
+        now = time.monotonic()
+        if not self._pings and now - self._pinged_at >= _PING_INTERVAL_S:
+            self._pings = {worker.ping.remote(): i for i, worker in enumerate(self.workers)}
+            self._pinged_at = now
+        if not self._pings:
+            return
+        ready, late = self._ray.wait(
+            list(self._pings), num_returns=len(self._pings), timeout=WAIT_S
+        )
+        for ref in ready:
+            rank = self._pings.pop(ref)
             try:
-                self._ray.get(worker.ping.remote(), timeout=limit_s)
+                self._ray.get(ref)
             except self._ray.exceptions.RayError as error:
-                self._die(f"rank {rank} does not answer ({type(error).__name__})")
+                self._die(f"rank {rank} ended unexpectedly ({type(error).__name__})")
+        if late and now - self._pinged_at > PROGRESS_FACTOR * envs.VLLM_ENGINE_HANG_TIMEOUT_S:
+            self._die(f"ranks {sorted(self._pings.values())} do not answer")
 
     def _end(self, grace_s: float) -> None:
         del grace_s  # Ray ends actors at once

@@ -90,13 +90,17 @@ class RemoteExecutor(Executor):
         self._num_calls += 1
         call = encode_call(self._num_calls, method, args, kwargs or {})
         assert isinstance(method, str), "encode_call refuses functions"
-        self._send(call)
+        try:
+            self._send(call)
+        except BaseException:
+            self._lose("a call was broken off before every rank had it")
+            raise
         replies = self._gather(method, timeout)
         errors = [reply for reply in replies if reply.error_type is not None]
         if errors and method == STEP and len(errors) < len(replies):
             self._die(f"some ranks failed in a step, others did not: {errors[0].error_message}")
         if errors:
-            raise rebuild_error(errors[0])
+            raise rebuild_error(errors[0].error_type, errors[0].error_message)
         return [decode_result(reply, method) for reply in replies]
 
     def check_health(self) -> None:
@@ -138,14 +142,17 @@ class RemoteExecutor(Executor):
     def _give_up(self, method: str, missing: Collection[int], error: WorkerReply) -> NoReturn:
         """Some failed, and the missing ones wait for them without end."""
         if method != STEP:
-            raise rebuild_error(error)
+            raise rebuild_error(error.error_type, error.error_message)
         self._die(f"ranks {sorted(missing)} wait for one that failed: {error.error_message}")
 
     def _die(self, reason: str) -> NoReturn:
+        self._lose(reason)
+        raise EngineDeadError(reason)
+
+    def _lose(self, reason: str) -> None:
         logger.error("%s; all ranks are ended", reason)
         self._failure = reason
         self._end(0.0)
-        raise EngineDeadError(reason)
 
 
 def answer_call(call: Callable[..., Any], rank: int, data: bytes) -> bytes:

@@ -16,6 +16,8 @@ from vllm.v1.worker.worker import Worker
 
 R = TypeVar("R")
 
+_FAILED = -1  # stands where the fingerprint of the next step would; those are not negative
+
 
 class UniProcExecutor(Executor):
     """Calls its one worker directly.
@@ -59,7 +61,8 @@ class ExecutorWithExternalLauncher(UniProcExecutor):
     Every rank has a whole engine of its own and must be given the same requests in the same
     order: the engines then decide alike, step for step. What could part them is agreed on: the
     size of the KV cache is the smallest, and before a step the ranks compare what it holds, so
-    that unlike requests are an error and not a wait without end.
+    that unlike requests are an error and not a wait without end. A step that fails may be tried
+    again if it failed on all of them.
 
     `collective_rpc` reaches this rank only; the caller's program runs on all of them.
     """
@@ -92,17 +95,31 @@ class ExecutorWithExternalLauncher(UniProcExecutor):
         """Run one step, if it is the same on every rank.
 
         Raises:
-            EngineDeadError: it is not.
+            EngineDeadError: it is not, or the last one failed on some ranks and not on others.
         """
-        if self._has_peers:
-            prints = get_tp_group().all_gather_ints(step_fingerprint(scheduler_output))
-            if len(set(prints)) > 1:
-                raise EngineDeadError(
-                    "the ranks are about to run different steps; with "
-                    "distributed_executor_backend='external_launcher' every rank must be given "
-                    "the same prompts and sampling parameters, in the same order"
-                )
-        return super().execute_model(scheduler_output, grammar_output)
+        if not self._has_peers:
+            return super().execute_model(scheduler_output, grammar_output)
+        self._agree(step_fingerprint(scheduler_output, grammar_output))
+        try:
+            return super().execute_model(scheduler_output, grammar_output)
+        except Exception:
+            self._agree(_FAILED)
+            raise
+
+    def _agree(self, own: int) -> None:
+        """Compare what the ranks are about to do, or that it has failed."""
+        told = get_tp_group().all_gather_ints(own)
+        if _FAILED in told and set(told) != {_FAILED}:
+            ranks = [rank for rank, value in enumerate(told) if value == _FAILED]
+            raise EngineDeadError(
+                f"ranks {ranks} failed in a step that the others ended; their messages say why"
+            )
+        if len(set(told)) > 1:
+            raise EngineDeadError(
+                "the ranks are about to run different steps; with "
+                "distributed_executor_backend='external_launcher' every rank must be given "
+                "the same prompts and sampling parameters, in the same order"
+            )
 
     def _together(self, what: str, function: Callable[[], R]) -> R:
         """Call `function`, which uses no collective; raises on every rank if it raises on one."""

@@ -4,6 +4,9 @@
 An exact size wins: VLLM_CPU_KVCACHE_SPACE on the CPU, else `kv_cache_memory_bytes`. Otherwise
 the engine as a whole takes `gpu_memory_utilization` of what this process may really use, and
 the cache gets what its weights and a step's working memory leave of that.
+
+With several ranks each does this sum for itself: its own weights, its own step, and its part of
+what they share, see `distributed.utils.memory_per_rank`.
 """
 
 from collections.abc import Mapping
@@ -13,8 +16,10 @@ from torch import nn
 
 from vllm import envs
 from vllm.config import CacheConfig, VllmConfig
+from vllm.distributed.parallel_state import get_tensor_model_parallel_world_size
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.platforms.interface import DeviceMemory
 from vllm.utils.mem_utils import GIB, MIB, format_bytes
 from vllm.v1.kv_cache_interface import DTYPE_BYTES, KVCacheSpec
@@ -45,15 +50,14 @@ def estimate_activations(
     """Bytes of the largest step's working memory, an estimate from above.
 
     Counted: four fp32 rows of the widest layer per token, four fp32 rows of logits per request
-    that samples, one layer's longest context read out in its own type and in fp32, and scores.
+    that samples (six where they come from several ranks, each of which then has all of them),
+    one layer's longest context read out in its own type and in fp32, and scores.
     """
     scheduler, vocab_size = vllm_config.scheduler_config, vllm_config.model_config.vocab_size
-    widths = [
-        max(p.shape) for p in model.parameters() if p.dim() == 2 and vocab_size not in p.shape
-    ]
-    hidden = 16 * scheduler.max_num_batched_tokens * max(widths, default=0)
+    hidden = 16 * scheduler.max_num_batched_tokens * _widest_layer(model, vocab_size)
     num_rows = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
-    logits = 16 * num_rows * vocab_size
+    is_split = get_tensor_model_parallel_world_size() > 1
+    logits = (24 if is_split else 16) * num_rows * vocab_size
     per_token = [
         spec.page_size_bytes
         // spec.block_size
@@ -63,6 +67,24 @@ def estimate_activations(
     ]
     context = vllm_config.model_config.max_model_len * max(per_token, default=0)
     return hidden + logits + context + _ATTENTION_SCRATCH_BYTES
+
+
+def _widest_layer(model: nn.Module, vocab_size: int) -> int:
+    """Largest input or output of a matrix held here, embedding and head aside."""
+    rows_of_tokens = {
+        id(param)
+        for module in model.modules()
+        if isinstance(module, VocabParallelEmbedding)  # a rank's part has a size of its own
+        for param in module.parameters(recurse=False)
+    }
+    return max(
+        (
+            max(p.shape)
+            for p in model.parameters()
+            if p.dim() == 2 and vocab_size not in p.shape and id(p) not in rows_of_tokens
+        ),
+        default=0,
+    )
 
 
 def available_cache_bytes(
