@@ -108,6 +108,7 @@ class LoadAccounting(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._current = self._note(weight)
             self._is_reading = False
             yield weight.name, weight.tensor
+            del weight  # it must not live on while the next one is read
 
     def _note(self, weight: Weight) -> _Record:
         earlier = self._records.get(weight.name)

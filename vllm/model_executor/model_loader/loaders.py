@@ -11,6 +11,7 @@ from vllm.model_executor.model_loader.accounting import account_load
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 from vllm.model_executor.model_loader.gguf_loader import gguf_weights_iterator
+from vllm.model_executor.model_loader.mxfp4 import is_mxfp4, unpack_mxfp4
 from vllm.model_executor.model_loader.safetensors_source import safetensors_weights_iterator
 from vllm.model_executor.model_loader.weight_source import WeightSource
 from vllm.transformers_utils.repo_utils import find_weights
@@ -37,7 +38,10 @@ class DefaultModelLoader(SourceModelLoader):
         found = find_weights(model_config.path, self.load_config.load_format)
         if found.format == "gguf":
             return gguf_weights_iterator(found.path, model_config.dtype)
-        return safetensors_weights_iterator(found.files, found.index)
+        weights = safetensors_weights_iterator(found.files, found.index)
+        if is_mxfp4(model_config.hf_config):
+            return unpack_mxfp4(weights, model_config.dtype)
+        return weights
 
 
 class GGUFModelLoader(SourceModelLoader):

@@ -9,6 +9,7 @@ from transformers import PretrainedConfig
 
 from vllm.config import ModelConfig
 from vllm.exceptions import ConfigError
+from vllm.model_executor.model_loader.mxfp4 import refuse_other_quantization
 
 # Layers that carry a state from token to token, or see a pattern that no window describes.
 _STATEFUL_LAYERS = frozenset(
@@ -30,16 +31,11 @@ def refuse_by_configuration(model_config: ModelConfig) -> None:
     """Refuse what no later step could apply.
 
     Raises:
-        ConfigError: quantized weights, an encoder, layers that keep a state, or a rotary
+        ConfigError: weights of unknown packing, an encoder, layers that keep a state, or a rotary
             embedding that depends on the longest sequence of a batch.
     """
     config = model_config.hf_text_config
-    quantization = getattr(model_config.hf_config, "quantization_config", None)
-    if quantization is not None:
-        raise ConfigError(
-            f"quantization_config names the method {_method(quantization)!r}; the Transformers "
-            "backend takes checkpoints with fp32, fp16 or bf16 weights"
-        )
+    refuse_other_quantization(model_config.hf_config)
     if config is not model_config.hf_config:
         raise ConfigError(
             f"{type(model_config.hf_config).__name__} describes a model of several kinds of input; "
@@ -74,12 +70,6 @@ def refuse_by_modules(model: nn.Module) -> None:
                 f"{name} convolves over {module.kernel_size[0]} neighbouring tokens: layers that "
                 "keep a state between tokens are not supported"
             )
-
-
-def _method(quantization: Any) -> Any:
-    if isinstance(quantization, Mapping):
-        return quantization.get("quant_method")
-    return getattr(quantization, "quant_method", type(quantization).__name__)
 
 
 def _refuse_growing_rope(config: PretrainedConfig, max_model_len: int) -> None:
