@@ -30,6 +30,10 @@ COMMANDS = {
         "vllm.benchmarks.serve",
         "Load a running server: time to first token, between tokens, in all.",
     ),
+    "verify": (
+        f"{_CLI}.verify",
+        "Compare this engine's logprobs with those of Transformers.",
+    ),
     "collect-env": (
         "vllm.collect_env",
         "Print what a bug report should say about this machine.",
