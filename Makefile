@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 SOURCES := $(shell git ls-files --cached --others --exclude-standard 'csrc/*.cpp' 'csrc/*.hpp' 'csrc/*.inl')
 
-.PHONY: help install serve test check format bench clean
+.PHONY: help install serve test sweep check format bench clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -40,6 +40,9 @@ serve: install ## Serve the default model (ARGS="MODEL --port 8000 ..." for othe
 
 test: $(VENV)/.test-extras ## Run the whole test suite (ARGS="tests/v1 -k name" for a part).
 	$(BIN)/python -m pytest -q $(ARGS)
+
+sweep: $(VENV)/.test-extras ## Run every model type of Transformers, write docs/models (ARGS="gemma2 --jobs 1").
+	$(BIN)/python -m tests.models.transformers.sweep $(ARGS)
 
 check: $(VENV)/.test-extras $(VENV)/.lint-extras ## Format, lint, types, import contract, sizes.
 	tools/check
