@@ -13,9 +13,8 @@ import torch
 import transformers
 
 from tests.models.transformers.sweep import report
-from tests.models.transformers.sweep.__main__ import all_model_types
 from tests.models.transformers.sweep.classify import Result, classify
-from tests.models.transformers.sweep.pool import run_all
+from tests.models.transformers.sweep.pool import all_model_types, run_all
 from vllm.model_executor.layers.attention import Attention
 
 # One type for each thing that a model may ask of its attention, its head or its experts ...

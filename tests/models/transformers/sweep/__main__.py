@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 # Before any import that reads them: no network, one thread a process, no log but errors.
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-os.environ["OMP_NUM_THREADS"] = "1"
+if __name__ == "__main__":
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 from tests.models.transformers.sweep import report
 from tests.models.transformers.sweep.classify import Result
-from tests.models.transformers.sweep.pool import run_all
+from tests.models.transformers.sweep.pool import all_model_types, run_all
 
 
 def main() -> int:
@@ -35,13 +36,6 @@ def main() -> int:
     is_current = args.types or args.no_page or _handle_page(results, args.check)
     is_clean = not any(result.outcome in ("wrong", "crash") for result in results)
     return 0 if is_current and is_clean else 1
-
-
-def all_model_types() -> list[str]:
-    """Every causal-LM model type of the installed Transformers."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
 def _run(args: argparse.Namespace, types: Sequence[str], cache_dir: Path) -> list[Result]:

@@ -45,6 +45,13 @@ class _Job:
     seconds: float = field(default_factory=time.monotonic)
 
 
+def all_model_types() -> list[str]:
+    """Every causal-LM model type of the installed Transformers."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
 def import_all() -> None:
     """Import what every process needs, before the first fork."""
     import transformers
