@@ -30,6 +30,13 @@ class UniProcExecutor(Executor):
 
     def _init_executor(self) -> None:
         self.driver_worker = self._make_worker()
+        try:
+            self._start_worker()
+        except BaseException:
+            self.shutdown()  # leaves the group of ranks, so that the process may try again
+            raise
+
+    def _start_worker(self) -> None:
         self.driver_worker.init_device()
         self.driver_worker.load_model()
 
@@ -67,8 +74,7 @@ class ExecutorWithExternalLauncher(UniProcExecutor):
     `collective_rpc` reaches this rank only; the caller's program runs on all of them.
     """
 
-    def _init_executor(self) -> None:
-        self.driver_worker = self._make_worker()
+    def _start_worker(self) -> None:
         self.driver_worker.init_device()
         self._has_peers = self.vllm_config.parallel_config.tensor_parallel_size > 1
         self._together("load the model", self.driver_worker.load_model)
@@ -122,7 +128,10 @@ class ExecutorWithExternalLauncher(UniProcExecutor):
             )
 
     def _together(self, what: str, function: Callable[[], R]) -> R:
-        """Call `function`, which uses no collective; raises on every rank if it raises on one."""
+        """Call `function`; raises on every rank if it raises on one.
+
+        Ranks that wait for the failed one inside `function` do so until the collective's timeout.
+        """
         if not self._has_peers:
             return function()
         error: VLLMError | None = None
