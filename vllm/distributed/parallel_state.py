@@ -42,10 +42,13 @@ class GroupCoordinator:
         """The sum over the ranks, bit for bit the same on each.
 
         Args:
-            input_: of the same shape on each rank; overwritten if contiguous.
+            input_: of the same shape on each rank; overwritten if contiguous. On the meta device
+                there is nothing to exchange: shapes alone are computed, here and below.
         """
         import torch.distributed as dist
 
+        if input_.is_meta:
+            return input_
         output = input_.contiguous()
         dist.all_reduce(output, group=self.device_group)
         return output
@@ -60,6 +63,8 @@ class GroupCoordinator:
         import torch.distributed as dist
 
         dim = dim % input_.dim()
+        if input_.is_meta:
+            return torch.cat([input_] * self.world_size, dim)
         gathered = torch.empty(
             (self.world_size, *input_.shape), dtype=input_.dtype, device=input_.device
         )

@@ -5,6 +5,7 @@ Rows may be padded; padded rows are zero and `LogitsProcessor` never shows them.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -62,14 +63,17 @@ class VocabParallelEmbedding(nn.Module):
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """[...] int64 -> [..., embedding_dim], the same on every rank."""
+        return self.look_up(input_ids, lambda ids: F.embedding(ids, self.weight))
+
+    def look_up(self, input_ids: torch.Tensor, lookup: Callable[..., torch.Tensor]) -> torch.Tensor:
+        """As `forward`, where `lookup` makes rows of ids that count from this rank's first."""
         if self.tp_size == 1:
-            return F.embedding(input_ids, self.weight)
+            return lookup(input_ids)
         # Rows of other ranks count as zero, so that the sum over the ranks is each token's row.
         own_ids = input_ids - self._share.start
         is_foreign = (own_ids < 0) | (own_ids >= self._share.size)
-        rows = F.embedding(own_ids.masked_fill(is_foreign, 0), self.weight)
-        rows.masked_fill_(is_foreign.unsqueeze(-1), 0)
-        return tensor_model_parallel_all_reduce(rows)
+        rows = lookup(own_ids.masked_fill(is_foreign, 0))
+        return tensor_model_parallel_all_reduce(rows.masked_fill(is_foreign.unsqueeze(-1), 0))
 
     def weight_loader(
         self, param: nn.Parameter, loaded_weight: torch.Tensor, shard_id: str | int | None = None
