@@ -27,6 +27,7 @@ from vllm.distributed import get_tensor_model_parallel_world_size
 from vllm.exceptions import ConfigError, ModelLoadError
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.sharding import require_tp_plan
 from vllm.model_executor.model_loader.accounting import note_ignored
 from vllm.model_executor.model_loader.weight_utils import AutoWeightsLoader, ShardId, WeightsMapper
 from vllm.model_executor.models.transformers.attention_interface import VLLM_ATTN_ATTR
@@ -51,6 +52,7 @@ from vllm.model_executor.models.transformers.static_checks import (
     refuse_by_modules,
 )
 from vllm.model_executor.models.transformers.ties import TiedParameters
+from vllm.model_executor.models.transformers.vocabulary import split_vocabulary
 from vllm.model_executor.models.transformers.weights import CheckpointConversion
 
 logger = init_logger(__name__)
@@ -130,11 +132,9 @@ class Base(nn.Module):
         """Fuse modules and replace linear layers, all over the model."""
         model = self.hf_model
         plan: Mapping[str, str] = model._tp_plan or {}
-        if not plan and get_tensor_model_parallel_world_size() > 1:
-            raise ConfigError(
-                f"{type(model).__name__} has no tensor-parallel plan in Transformers; pass "
-                "tensor_parallel_size=1"
-            )
+        require_tp_plan(plan, type(model).__name__)
+        if get_tensor_model_parallel_world_size() > 1:
+            plan = {**split_vocabulary(model), **plan}
         self._replace_children(model, "", plan)
 
     def _replace_children(self, module: nn.Module, prefix: str, plan: Mapping[str, str]) -> None:
@@ -144,6 +144,10 @@ class Base(nn.Module):
                 setattr(module, name, self._replace_linear(child, qualname, plan))
                 continue
             for fuser in get_fusers(child).for_instance(child, self.vllm_config):
+                if get_tensor_model_parallel_world_size() > 1:
+                    if not fuser.fits_tp_plan(qualname, plan):
+                        continue
+                    plan = {**fuser.tp_plan(qualname), **plan}
                 if isinstance(fuser, RMSNormFuser):
                     child = fuser.replacement(child)
                     setattr(module, name, child)

@@ -20,15 +20,8 @@ from vllm.model_executor.layers.linear import (
     RowParallelLinear,
 )
 
-_REPLICATED = (
-    None,
-    "replicate",
-    "replicated_with_grad_allreduce",
-    "mla_kv_a_proj",
-    "sequence_parallel",
-    "all_reduce",
-    "local_params",
-)
+REPLICATE, ROWWISE = "replicate", "rowwise"
+_REPLICATED = (None, REPLICATE, "replicated_with_grad_allreduce", "mla_kv_a_proj")
 
 
 def style_of(name: str, plan: Mapping[str, str]) -> str | None:
@@ -52,11 +45,11 @@ def replace_linear(linear: nn.Linear, style: str | None, prefix: str) -> LinearB
     layer: LinearBase
     if style in _REPLICATED or get_tensor_model_parallel_world_size() == 1:
         layer = ReplicatedLinear(*sizes, **options)
-    elif style in ("colwise", "packed_colwise"):
+    elif style == "colwise":
         layer = ColumnParallelLinear(*sizes, **options)
     elif style in ("colwise_gather_output", "colwise_rep"):
         layer = ColumnParallelLinear(*sizes, gather_output=True, **options)
-    elif style == "rowwise":
+    elif style == ROWWISE:
         layer = RowParallelLinear(*sizes, **options)
     elif style in ("rowwise_split_input", "rowwise_rep"):
         layer = RowParallelLinear(*sizes, input_is_parallel=False, **options)

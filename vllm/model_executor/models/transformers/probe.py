@@ -24,6 +24,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from vllm.distributed import get_tensor_model_parallel_world_size
 from vllm.exceptions import ConfigError
 from vllm.model_executor.models.transformers.building import buffers_on_meta
 
@@ -152,8 +153,10 @@ def probe_attention(model: PreTrainedModel) -> ProbeResult:
     except ConfigError:
         raise
     except Exception as error:  # whatever the model's own code raises; the load ends here
+        is_split = get_tensor_model_parallel_world_size() > 1
         raise ConfigError(
-            f"{name} cannot run token by token without a cache or a state of its own: "
+            f"{name} cannot run token by token without a cache or a state of its own"
+            f"{' (or not split over ranks: try tensor_parallel_size=1)' if is_split else ''}: "
             f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
         ) from error
     finally:

@@ -53,6 +53,14 @@ class BaseFuser(ABC):
     def fuse(self, module: nn.Module, prefix: str, vllm_config: VllmConfig) -> None:
         """Change the instance; `prefix` is its qualified name."""
 
+    def fits_tp_plan(self, prefix: str, plan: Mapping[str, str]) -> bool:
+        """With several ranks: whether the instance can be split as the model's plan needs it."""
+        return True
+
+    def tp_plan(self, prefix: str) -> dict[str, str]:
+        """How the modules that follow a fused one must be split; goes before the model's plan."""
+        return {}
+
     def orig_to_new_stacked(self, prefix: str) -> Stacked:
         """Names of projections in the checkpoint -> (fused name, part)."""
         return {}

@@ -18,6 +18,7 @@ from vllm.model_executor.models.transformers.fusers.base import (
     linear_children,
     sample,
 )
+from vllm.model_executor.models.transformers.linears import ROWWISE
 
 MERGED = "gate_up_proj"
 _IDENTITIES = (nn.Identity, nn.Dropout)
@@ -75,6 +76,9 @@ class GLUFuser(BaseFuser):
         module.add_module(MERGED, merged)
         module.add_module(self.act, get_act_and_mul_fn(name))
         module.forward = _gated_forward(module, self.act, self.down)
+
+    def tp_plan(self, prefix: str) -> dict[str, str]:
+        return {f"{prefix}.{self.down}": ROWWISE}
 
     def orig_to_new_stacked(self, prefix: str) -> Stacked:
         return {

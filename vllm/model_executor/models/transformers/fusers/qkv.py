@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Query, key and value projections of one input: one product instead of three."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,6 +18,7 @@ from vllm.model_executor.models.transformers.fusers.base import (
     projections_of_one_input,
     share_projection,
 )
+from vllm.model_executor.models.transformers.linears import ROWWISE, style_of
 
 MERGED = "qkv_proj"
 
@@ -27,9 +29,11 @@ class QKVFuser(BaseFuser):
 
     Attributes:
         names: the query, key and value projection, as the module calls them.
+        output: the projection after attention; None if it is not in the module.
     """
 
     names: tuple[str, str, str]
+    output: str | None
 
     redefines_forward: ClassVar[bool] = True
 
@@ -47,7 +51,7 @@ class QKVFuser(BaseFuser):
             )
             if len(names) == 3:
                 q, k, v = sorted(names, key=lambda n: -linears[n].out_features)  # stable
-                return None if hasattr(module, MERGED) else cls((q, k, v))
+                return None if hasattr(module, MERGED) else cls((q, k, v), output)
         return None
 
     def validate(self, module: nn.Module, vllm_config: VllmConfig) -> bool:
@@ -85,6 +89,14 @@ class QKVFuser(BaseFuser):
             return_bias=False,
         )
         share_projection(module, self.names, MERGED, merged)
+
+    def fits_tp_plan(self, prefix: str, plan: Mapping[str, str]) -> bool:
+        """Whether a rank's own heads are enough; some models need all at once, to norm them."""
+        styles = {style_of(f"{prefix}.{name}", plan) for name in self.names}
+        return self.output is not None and styles <= {None, "colwise"}
+
+    def tp_plan(self, prefix: str) -> dict[str, str]:
+        return {f"{prefix}.{self.output}": ROWWISE}
 
     def orig_to_new_stacked(self, prefix: str) -> Stacked:
         return {
