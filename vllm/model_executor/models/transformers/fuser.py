@@ -12,11 +12,13 @@ from vllm.model_executor.models.transformers.fusers.glu import GLUFuser
 from vllm.model_executor.models.transformers.fusers.moe import MoEBlockFuser
 from vllm.model_executor.models.transformers.fusers.qkv import QKVFuser
 from vllm.model_executor.models.transformers.fusers.rms_norm import RMSNormFuser
+from vllm.model_executor.models.transformers.fusers.rotary import RotaryFuser
 
 # In the order of preference; those that change no forward come last and always apply.
 FUSERS: tuple[type[BaseFuser], ...] = (
     GLUFuser,
     QKVFuser,
+    RotaryFuser,
     RMSNormFuser,
     MoEBlockFuser,
     AttentionFuser,

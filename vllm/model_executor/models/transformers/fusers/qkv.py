@@ -35,7 +35,7 @@ class QKVFuser(BaseFuser):
     names: tuple[str, str, str]
     output: str | None
 
-    redefines_forward: ClassVar[bool] = True
+    redefines_forward: ClassVar[bool] = False
 
     @classmethod
     def match(cls, graph: fx.Graph | None, module: nn.Module) -> "QKVFuser | None":
