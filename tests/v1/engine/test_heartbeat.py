@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A long step is no hang; a silent process is one, and so is a step without end."""
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -34,3 +36,17 @@ def test_a_process_that_neither_pulses_nor_beats_is_silent(tmp_path: Path) -> No
     silence = front.silence_s(0.05)
     assert silence is not None and silence >= 0.1
     core.close()
+
+
+def test_a_stamp_is_never_seen_half_written(tmp_path: Path) -> None:
+    front = Heartbeat(tmp_path / "heartbeat", create=True)
+    code = (
+        "import sys; from pathlib import Path; from vllm.v1.engine.heartbeat import Heartbeat\n"
+        "core = Heartbeat(Path(sys.argv[1]), create=False)\n"
+        "for _ in range(3_000_000): core.beat()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "heartbeat")]) as core:
+        while core.poll() is None:
+            for _ in range(1000):
+                assert front.silence_s(60) is None
+    assert core.returncode == 0

@@ -8,14 +8,12 @@ of its own, well above any step. The monotonic clock is the same for all process
 """
 
 import mmap
-import struct
 import threading
 import time
+from array import array
 from pathlib import Path
 
-_STAMPS = struct.Struct("=dd")
-_STAMP = struct.Struct("=d")
-_PULSE_AT, _PROGRESS_AT = 0, _STAMP.size
+_PULSE_AT, _PROGRESS_AT = 0, 1
 PROGRESS_FACTOR = 10
 """How many times longer than without a pulse the loop may be without progress."""
 
@@ -30,13 +28,16 @@ class Heartbeat:
 
     def __init__(self, path: Path, *, create: bool) -> None:
         if create:
-            path.write_bytes(_STAMPS.pack(time.monotonic(), time.monotonic()))
+            path.write_bytes(array("d", [time.monotonic()] * 2).tobytes())
         with path.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), _STAMPS.size)
+            self._memory = mmap.mmap(file.fileno(), 0)
+        # A double in its place is written at once. (struct would put zeros there first, and a
+        # reader in between would see a process that has been silent since the machine started.)
+        self._stamps = memoryview(self._memory).cast("d")
 
     def beat(self) -> None:
         """Say that the loop goes round."""
-        _STAMP.pack_into(self._memory, _PROGRESS_AT, time.monotonic())
+        self._stamps[_PROGRESS_AT] = time.monotonic()
 
     def start_pulse(self, interval_s: float) -> None:
         """Say from now on, on a thread of its own, that the process lives."""
@@ -52,20 +53,21 @@ class Heartbeat:
             hang_timeout_s: longest time without a pulse; progress may take `PROGRESS_FACTOR`
                 times as long.
         """
-        for offset, limit in (
+        for index, limit in (
             (_PULSE_AT, hang_timeout_s),
             (_PROGRESS_AT, PROGRESS_FACTOR * hang_timeout_s),
         ):
-            age_s = time.monotonic() - float(_STAMP.unpack_from(self._memory, offset)[0])
+            age_s = time.monotonic() - float(self._stamps[index])
             if age_s > limit:
                 return age_s
         return None
 
     def close(self) -> None:
         """Unmap; not on the side that pulses."""
+        self._stamps.release()
         self._memory.close()
 
     def _pulse(self, interval_s: float) -> None:
         while True:
-            _STAMP.pack_into(self._memory, _PULSE_AT, time.monotonic())
+            self._stamps[_PULSE_AT] = time.monotonic()
             time.sleep(interval_s)
