@@ -2,7 +2,9 @@
 """The product of activations with a row-major weight.
 
 The own kernel streams the weight once at memory bandwidth for few rows and converts it block by
-block for many; where torch's oneDNN has native bf16 products, many rows are left to it.
+block for many; where torch's oneDNN has native bf16 products, many rows are left to it, in few
+different numbers: it compiles code for each number it meets, some 0.7 MiB that stay and a
+millisecond, for every shape of a weight.
 """
 
 import torch
@@ -47,3 +49,29 @@ def _takes(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 @linear.implement("cpp", when=_takes, available=custom_ops.is_available())
 def _linear_cpp(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return custom_ops.linear(x, weight, bias)
+
+
+def _left_to_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    return (
+        x.device.type == "cpu"
+        and x.dtype == torch.bfloat16
+        and x.shape[-1] > 0
+        and not custom_ops.linear_is_faster(x.numel() // x.shape[-1], x.dtype)
+    )
+
+
+@linear.implement("onednn", when=_left_to_onednn, available=custom_ops.is_available())
+def _linear_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    rows = x.reshape(-1, x.shape[-1])
+    num_rows = rows.shape[0]
+    padding = _padded(num_rows) - num_rows
+    if padding:
+        rows = torch.nn.functional.pad(rows, (0, 0, 0, padding))
+    out = torch.nn.functional.linear(rows, weight, bias)[:num_rows]
+    return out.view(*x.shape[:-1], weight.shape[0])
+
+
+def _padded(num_rows: int) -> int:
+    """The next of 4 sizes per power of two (8 from 512 on); up to a quarter is waste."""
+    step = 1 << max(3, (num_rows - 1).bit_length() - (3 if num_rows <= 512 else 4))
+    return -(-num_rows // step) * step
